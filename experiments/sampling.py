@@ -20,7 +20,6 @@ from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from scipy.stats import chisquare
@@ -51,7 +50,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append a JSON line here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    numba.set_num_threads(1)
     artifact = open_artifact(options.artifact)
     makers: dict[str, Make] = {"hongtu": ours}
     there = [name for name in ("pyg_lib", "torch_sparse") if importable(name)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,11 +21,10 @@ from types import FunctionType
 from typing import Any
 
 from hongtu.errors import note
-from hongtu.threads import follow_quota, usable_cores
+from hongtu.parallel import parallel_for
 
-prange = range  # in plain Python; numba's own in compiled code
-LOOPS, ARRAYS = 300_000, 30_000_000  # elements that plain loops, and plain operations on arrays, are given in all
-AT_ONCE = 500_000  # elements in one call: operations on arrays take several times the memory of compiled loops
+LOOPS, ARRAYS = 300_000, 100_000_000  # elements that plain loops, and plain operations on arrays, are given in all
+AT_ONCE = 3_500_000  # elements in one call: operations on arrays take several times the memory of compiled loops
 ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
 
 seconds: dict[str, float] = {}  # that compiling took in this process, by kernel, without the kernels that it calls
@@ -67,12 +65,25 @@ class Compiled:
         self._dispatcher: Any = None
 
     def __call__(self, *args: Any, **named: Any) -> Any:
+        return (self.plain if self._runs_plainly(*args, *named.values()) else self.dispatcher)(*args, **named)
+
+    def each(self, count: int, *args: Any) -> None:
+        """Call it with every part of ``range(count)`` and these arguments, on several threads; ``plain`` is called
+        once, without a part."""
+        if not self._runs_plainly(*args):
+            parallel_for(self.dispatcher, count, *args)
+        elif self.plain is not self.py_func:
+            self.plain(*args)
+        else:
+            for part in range(count):
+                self.plain(part, *args)
+
+    def _runs_plainly(self, *args: Any) -> bool:
         if self._dispatcher is None and self._left > 0:
-            given = 1 + sum(map(_elements, args)) + sum(map(_elements, named.values()))
+            given = 1 + sum(map(_elements, args))
             self._left = 0 if given > AT_ONCE else self._left - given
-            if self._left > 0:
-                return self.plain(*args, **named)
-        return self.dispatcher(*args, **named)
+            return self._left > 0
+        return False
 
     @property
     def dispatcher(self) -> Any:
@@ -92,32 +103,12 @@ def _elements(arg: Any) -> int:
     return sum(map(_elements, arg)) if isinstance(arg, tuple) else getattr(arg, "size", 1)
 
 
-def num_threads() -> int:
-    """Threads of a parallel loop in compiled code, whether or not numba is there yet."""
-    if (numba := sys.modules.get("numba")) is not None and hasattr(numba, "get_num_threads"):
-        return int(numba.get_num_threads())
-    try:
-        most = int(os.environ["NUMBA_NUM_THREADS"])
-    except (KeyError, ValueError):
-        most = len(os.sched_getaffinity(0))
-    return most if "OMP_NUM_THREADS" in os.environ else min(most, usable_cores())
-
-
-def set_num_threads(count: int) -> None:
-    """Let parallel loops that this thread runs in compiled code have so many threads, if numba has as many."""
-    if (numba := sys.modules.get("numba")) is not None:
-        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
-    else:
-        os.environ["NUMBA_NUM_THREADS"] = str(count)  # read when it is imported
-
-
 def _make(function: Any, options: dict[str, Any]) -> Any:
     import numba
 
     if not _loaded:
         _loaded.append("numba")
         _listen()
-        follow_quota()
     copy = FunctionType(function.__code__, _for_numba(function), function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     if options["cache"]:
@@ -133,15 +124,11 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
 def _for_numba(function: Any) -> dict[str, Any]:
     """The globals of a function, with what numba knows in place of what stands for it here. A function that compiled
     code needs overloaded has a ``teach_numba``, which does that."""
-    from numba import prange as parallel_range
-
     found = dict(function.__globals__)
     for name in function.__code__.co_names:
         value: Any = found.get(name)
         if isinstance(value, Compiled):
             found[name] = value.dispatcher
-        elif name == "prange":
-            found[name] = parallel_range
         elif hasattr(value, "teach_numba"):
             teach = value.teach_numba
             del value.teach_numba

@@ -1,8 +1,7 @@
 """The host: how much memory is left, how freed memory is used again, and copies by several threads.
 
-Copies and sums run on threads of their own: one alone is slower than the link to a GPU, and numba's and torch's do not
-do here. The calls come from the thread that drives the GPUs and from the one that adds gradient rows up beside it, and
-numba's parallel loops must not run in two threads at a time.
+Copies and sums run on several threads: one alone is slower than the link to a GPU. The calls come from the thread that
+drives the GPUs and from the one that adds gradient rows up beside it.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import ctypes
 import mmap
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
+from hongtu.parallel import parallel_for
 from hongtu.threads import control_groups
 
 STATED = "HONGTU_HOST_MEMORY"  # environment variable: what is available, whatever the system says
@@ -177,7 +174,6 @@ def _cgroup() -> int | None:
 
 LEAST = 1 << 18  # bytes that are worth a thread
 MOST = 8  # threads, which take what most hosts' memory gives
-_here = threading.local()
 
 
 def in_parts(work: Callable[[slice], object], rows: int, nbytes: int) -> None:
@@ -187,29 +183,13 @@ def in_parts(work: Callable[[slice], object], rows: int, nbytes: int) -> None:
         work: called with every range, in no order.
         nbytes: of all rows.
     """
-    parts = max(1, min(num_threads(), nbytes // LEAST, rows))
-    bounds = np.linspace(0, rows, parts + 1).astype(np.int64).tolist()
-    first, *others = (slice(a, b) for a, b in pairwise(bounds))
-    running = [_pool().submit(work, part) for part in others]
-    try:
-        work(first)
-    finally:
-        wait(running)  # all of them: after an error somebody else may have the memory
-    for part in running:
-        part.result()
+    parts = max(1, min(copy_threads(), nbytes // LEAST, rows))
+    parallel_for(lambda k: work(slice(rows * k // parts, rows * (k + 1) // parts)), parts, threads=parts)
 
 
-def num_threads() -> int:
+def copy_threads() -> int:
     """Half of this process's processors, for a trainer calls from two threads."""
     return max(1, min(MOST, len(os.sched_getaffinity(0)) // 2))
-
-
-def _pool() -> ThreadPoolExecutor:
-    """Every caller has its own, so that none waits for another's work."""
-    if not hasattr(_here, "pool"):
-        _here.pool = ThreadPoolExecutor(max(num_threads() - 1, 1), thread_name_prefix="hongtu host")
-    pool: ThreadPoolExecutor = _here.pool
-    return pool
 
 
 LARGE = 2 << 20  # bytes of a large page

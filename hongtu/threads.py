@@ -1,7 +1,7 @@
 """How OpenMP's threads wait for one another: spinning while they have the cores to themselves, asleep while others
 use them, too.
 
-Torch's and numba's threads spin for milliseconds where they wait, which is fastest on a quiet machine. Where a core is
+Torch's threads spin for milliseconds where they wait, which is fastest on a quiet machine. Where a core is
 shared, the thread that they wait for may not be running, and those that spin keep it from its core: an epoch can take
 twenty times as long. GNU's OpenMP sleeps almost at once where it has more threads than there are processors (see
 ``GOMP_SPINCOUNT`` in its manual), and looks anew at every wait. So while the machine is crowded a thread of ours holds
@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ CROWDED, CALM = 0.3, 0.1  # cores that others use of those that our threads need
 
 
 def set_wait_policy() -> None:
-    """Say how OpenMP's threads wait, where the user has not; before torch or numba is loaded."""
+    """Say how OpenMP's threads wait, where the user has not; before torch is loaded."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.update(OUR_POLICY | {name: os.environ[name] for name in OUR_POLICY if name in os.environ})
 
@@ -62,49 +63,32 @@ def control_groups(controller: str = "") -> list[Path]:
     return [root, *(group for inner in own for group in (inner, *inner.parents) if root in group.parents)]
 
 
-def our_threads() -> int:
-    """Threads that work at the same time: torch's, where it is loaded."""
-    counts = [library.get_num_threads() for library in _loaded("torch")]
-    return counts[0] if counts else usable_cores()
+def num_threads() -> int:
+    """Threads that work at a time: torch's, where it is loaded; else ``OMP_NUM_THREADS``, or the usable cores."""
+    torch = _torch()
+    return _without_torch() if torch is None else int(torch.get_num_threads())
+
+
+@cache
+def _without_torch() -> int:
+    stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(stated) if stated.isdigit() and int(stated) else usable_cores()
 
 
 def follow_quota() -> None:
-    """Let torch and numba have no more threads than the process may use cores; they know of affinity alone."""
-    cores = usable_cores()
-    for library in _loaded("torch", "numba"):
-        if library.get_num_threads() > cores and "OMP_NUM_THREADS" not in os.environ:
-            library.set_num_threads(cores)
+    """Let torch have no more threads than the process may use cores; it knows of affinity alone."""
+    torch, cores = _torch(), usable_cores()
+    if torch is not None and torch.get_num_threads() > cores and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores)
 
 
-def keep_number() -> None:
-    """Let numba have no more threads than torch, or than ``OMP_NUM_THREADS`` says before torch is there, and leave that
-    number as it is: numba, as it begins, makes its own that of all OpenMP code. What this has lowered may rise again.
-    """
-    for numba in _loaded("numba"):
-        stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-        counts = [torch.get_num_threads() for torch in _loaded("torch")]
-        count = counts[0] if counts else int(stated) if stated.isdigit() and int(stated) else None
-        has = numba.get_num_threads()  # the first time, it begins
-        if count is None:
-            return
-        for torch in _loaded("torch"):
-            if torch.get_num_threads() != count:
-                torch.set_num_threads(count)
-        for library in () if counts else openmp():
-            ctypes.CDLL(library).omp_set_num_threads(count)
-        wanted = min(count, numba.config.NUMBA_NUM_THREADS)
-        if has > wanted or has == getattr(_looked, "lowered", None):
-            numba.set_num_threads(wanted)
-            _looked.lowered = wanted
+def _torch() -> Any:
+    """The library, if it is there, and not just being imported."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "set_num_threads") else None
 
 
-def _loaded(*names: str) -> list[Any]:
-    """Those of these libraries that are there, and not just being imported."""
-    found = [sys.modules.get(name) for name in names]
-    return [library for library in found if hasattr(library, "set_num_threads")]
-
-
-_looked = threading.local()  # at the quota: numba's threads are set for each caller's thread
+_looked = threading.local()  # at the quota
 
 
 class SharedCores:
@@ -131,7 +115,6 @@ class SharedCores:
                 "would wait for them for ever; start it anew, by multiprocessing.get_context('spawn')"
             )
         self._process, self._worked = os.getpid(), True
-        keep_number()
         if time.monotonic() - getattr(_looked, "at", -LINGER) >= LINGER:
             follow_quota()
             _looked.at = time.monotonic()
@@ -190,7 +173,7 @@ class Crowd:
         before, after = self._before, self._seconds()
         self._before = after
         wall, busy, own = (b - a for a, b in zip(before, after))
-        free = max(0, len(os.sched_getaffinity(0)) - our_threads())
+        free = max(0, len(os.sched_getaffinity(0)) - num_threads())
         return (busy - own) / max(wall, 1e-3) - free
 
     @staticmethod
@@ -216,7 +199,7 @@ def busy_seconds(processors: Collection[int] | None = None) -> float:
 
 
 def openmp() -> list[str]:
-    """The files of GNU's OpenMP that this process has loaded: torch and numba may each bring their own."""
+    """The files of GNU's OpenMP that this process has loaded: torch and other libraries may each bring their own."""
     try:
         return sorted({line.split()[-1] for line in MAPS.read_text().splitlines() if "/libgomp" in line})
     except OSError:

@@ -12,8 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from hongtu.compiled import compiled, num_threads, prange
+from hongtu.compiled import compiled
 from hongtu.files import Create
+from hongtu.threads import num_threads
 
 BITS = 16  # of the key inside a bucket: what is left fits uint16, and 2 ** 16 counters fit the L2 cache
 
@@ -38,16 +39,19 @@ def group_by_key(
     """
     threads, buckets = num_threads(), (num_vertices >> BITS) + 1
     bounds = [np.linspace(0, len(keys), threads + 1).astype(np.int64) for keys, _ in pairs]
-    counts = np.concatenate([_count(_rows(keys), own, buckets) for (keys, _), own in zip(pairs, bounds, strict=True)])
+    counts = np.zeros((len(pairs) * threads, buckets), dtype=np.int64)
+    for k, (keys, _) in enumerate(pairs):
+        _count.each(threads, _rows(keys), bounds[k], counts[k * threads : (k + 1) * threads])
     total = int(counts.sum())
     ends = np.cumsum(counts.T).reshape(counts.T.shape)  # bucket by bucket, thread by thread
     at = np.ascontiguousarray((ends - counts.T).T)
     local, values = np.empty(total, dtype=np.uint16), np.empty(total, dtype=dtype)
     for k, (keys, found) in enumerate(pairs):
-        _scatter(_rows(keys), _rows(found), bounds[k], at[k * threads : (k + 1) * threads], local, values)
+        _scatter.each(threads, _rows(keys), _rows(found), bounds[k], at[k * threads : (k + 1) * threads], local, values)
     start = create("start", "int64", (num_vertices + 1,))
     sorted_value = create("value", dtype, (total,))
-    _place(np.concatenate([[0], ends[:, -1]]).astype(np.int64), local, values, start, sorted_value)
+    start[-1] = total
+    _place.each(buckets, np.concatenate([[0], ends[:, -1]]).astype(np.int64), local, values, start, sorted_value)
     return start, sorted_value
 
 
@@ -56,21 +60,21 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def _plain_count(keys, bounds, buckets):
-    parts = pairwise(bounds)
-    return np.array([np.bincount(keys[lo:hi] >> BITS, minlength=buckets) for lo, hi in parts])
+def _plain_count(keys, bounds, counts):
+    for t, (lo, hi) in enumerate(pairwise(bounds)):
+        counts[t] = np.bincount(keys[lo:hi] >> BITS, minlength=counts.shape[1])
 
 
-@compiled(plain=_plain_count, parallel=True)
-def _count(keys, bounds, buckets):
-    """int64 [T, B]."""
-    counts = np.zeros((len(bounds) - 1, buckets), dtype=np.int64)
-    for t in prange(len(bounds) - 1):
-        own = np.zeros(buckets, dtype=np.int64)
-        for e in range(bounds[t], bounds[t + 1]):
-            own[keys[e] >> BITS] += 1
-        counts[t] = own
-    return counts
+@compiled(plain=_plain_count)
+def _count(t, keys, bounds, counts):
+    """Keys of each bucket in a thread's part, to ``counts`` int64 [T, B]."""
+    own = np.empty(counts.shape[1], dtype=np.int64)  # in a place that no other thread writes near
+    for bucket in range(len(own)):
+        own[bucket] = 0
+    for e in range(bounds[t], bounds[t + 1]):
+        own[keys[e] >> BITS] += 1
+    for bucket in range(len(own)):
+        counts[t, bucket] = own[bucket]
 
 
 def _plain_scatter(keys, values, bounds, at, local, bucketed):
@@ -82,22 +86,21 @@ def _plain_scatter(keys, values, bounds, at, local, bucketed):
         bucketed[place] = values[lo:hi][order]
 
 
-@compiled(plain=_plain_scatter, parallel=True)
-def _scatter(keys, values, bounds, at, local, bucketed):
+@compiled(plain=_plain_scatter)
+def _scatter(t, keys, values, bounds, at, local, bucketed):
     """To the buckets; ``at`` int64 [T, B] is where each thread writes in each."""
-    mask = (1 << BITS) - 1
-    for t in prange(len(bounds) - 1):
-        next_at = at[t].copy()
-        for e in range(bounds[t], bounds[t + 1]):
-            bucket = keys[e] >> BITS
-            k = next_at[bucket]
-            next_at[bucket] = k + 1
-            local[k] = keys[e] & mask
-            bucketed[k] = values[e]
+    mask, own = (1 << BITS) - 1, np.empty(at.shape[1], dtype=np.int64)
+    for bucket in range(len(own)):
+        own[bucket] = at[t, bucket]
+    for e in range(bounds[t], bounds[t + 1]):
+        bucket = keys[e] >> BITS
+        k = own[bucket]
+        own[bucket] = k + 1
+        local[k] = keys[e] & mask
+        bucketed[k] = values[e]
 
 
 def _plain_place(bucket_start, local, bucketed, start, value):
-    start[-1] = bucket_start[-1]
     for b, (lo, hi) in enumerate(pairwise(bucket_start)):
         own = start[:-1][b << BITS : (b + 1) << BITS]
         count = np.bincount(local[lo:hi], minlength=len(own))
@@ -105,21 +108,20 @@ def _plain_place(bucket_start, local, bucketed, start, value):
         value[lo:hi] = bucketed[lo:hi][np.argsort(local[lo:hi], kind="stable")]
 
 
-@compiled(plain=_plain_place, parallel=True)
-def _place(bucket_start, local, bucketed, start, value):
-    num_vertices = len(start) - 1
-    start[num_vertices] = bucket_start[-1]
-    for b in prange(len(bucket_start) - 1):
-        first = b << BITS
-        width = min(1 << BITS, num_vertices - first)
-        at = np.zeros(width + 1, dtype=np.int64)
-        for k in range(bucket_start[b], bucket_start[b + 1]):
-            at[local[k] + 1] += 1
-        at[0] = bucket_start[b]
-        for v in range(width):
-            at[v + 1] += at[v]
-            start[first + v] = at[v]
-        for k in range(bucket_start[b], bucket_start[b + 1]):
-            place = at[local[k]]
-            at[local[k]] = place + 1
-            value[place] = bucketed[k]
+@compiled(plain=_plain_place)
+def _place(b, bucket_start, local, bucketed, start, value):
+    """Of a bucket, where each key's values begin, and they."""
+    first, last = b << BITS, min((b + 1) << BITS, len(start) - 1)
+    at = np.empty((1 << BITS) + 1, dtype=np.int64)
+    for v in range(len(at)):
+        at[v] = 0
+    for k in range(bucket_start[b], bucket_start[b + 1]):
+        at[local[k] + 1] += 1
+    at[0] = bucket_start[b]
+    for v in range(last - first):
+        at[v + 1] += at[v]
+        start[first + v] = at[v]
+    for k in range(bucket_start[b], bucket_start[b + 1]):
+        place = at[local[k]]
+        at[local[k]] = place + 1
+        value[place] = bucketed[k]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
+from hongtu.preprocess.vertex_blocks import vertex_ranges
 
 BLOCK = 1 << 22  # edges looked at in one step
 
@@ -44,16 +45,18 @@ def coalesce(
     [[0, 2], [0, 2], [True, True, False], [1, 0, 2]]
     """
     first = np.empty(len(source), dtype=np.bool_)
-    kept = _sort(in_edge_start, source, np.empty(0, dtype=np.int32) if origin is None else origin, first)
+    bounds, kept = vertex_ranges(in_edge_start), np.zeros(len(in_edge_start) - 1, dtype=np.int64)
+    origin = np.empty(0, dtype=np.int32) if origin is None else origin
+    _sort.each(len(bounds) - 1, bounds, in_edge_start, source, origin, first, kept)
     start = create("start", "int64", in_edge_start.shape)
     start[0] = 0
     np.cumsum(kept, out=start[1:])
     merged = create("value", "int32", (int(start[-1]),))
-    _compact(in_edge_start, source, first, start, merged)
+    _compact.each(len(bounds) - 1, bounds, in_edge_start, source, first, start, merged)
     return start, merged, first
 
 
-def _plain_sort(in_edge_start, source, origin, first):
+def _plain_sort(bounds, in_edge_start, source, origin, first, kept):
     vertices = np.arange(len(in_edge_start) - 1)
     destination = np.repeat(vertices, np.diff(in_edge_start))
     order = np.lexsort((source, destination))
@@ -62,14 +65,13 @@ def _plain_sort(in_edge_start, source, origin, first):
         origin[:] = origin[order]
     first[:1] = True
     first[1:] = (source[1:] != source[:-1]) | (destination[1:] != destination[:-1])
-    return np.bincount(destination[first], minlength=len(vertices))
+    kept[:] = np.bincount(destination[first], minlength=len(vertices))
 
 
-@compiled(plain=_plain_sort, parallel=True)
-def _sort(in_edge_start, source, origin, first):
-    """Fills ``first``; how many of each list are."""
-    kept = np.zeros(len(in_edge_start) - 1, dtype=np.int64)
-    for v in prange(len(in_edge_start) - 1):
+@compiled(plain=_plain_sort)
+def _sort(part, bounds, in_edge_start, source, origin, first, kept):
+    """Fills ``first``, and ``kept`` with how many of each list are."""
+    for v in range(bounds[part], bounds[part + 1]):
         lo, hi = in_edge_start[v], in_edge_start[v + 1]
         if len(origin) > 0:
             order = np.argsort(source[lo:hi], kind="mergesort")  # stable: input order
@@ -80,16 +82,15 @@ def _sort(in_edge_start, source, origin, first):
         for e in range(lo, hi):
             first[e] = e == lo or source[e] != source[e - 1]
             kept[v] += first[e]
-    return kept
 
 
-def _plain_compact(in_edge_start, source, first, start, merged):
+def _plain_compact(bounds, in_edge_start, source, first, start, merged):
     merged[:] = source[first]
 
 
-@compiled(plain=_plain_compact, parallel=True)
-def _compact(in_edge_start, source, first, start, merged):
-    for v in prange(len(start) - 1):
+@compiled(plain=_plain_compact)
+def _compact(part, bounds, in_edge_start, source, first, start, merged):
+    for v in range(bounds[part], bounds[part + 1]):
         k = start[v]
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
             if first[e]:

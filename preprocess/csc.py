@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hongtu.compiled import compiled, num_threads, prange
+from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
+from hongtu.graph.distinct import distinct
 from hongtu.preprocess.bucket_sort import group_by_key
+from hongtu.preprocess.vertex_blocks import even_blocks, vertex_ranges
+from hongtu.threads import num_threads
 
 
 class Csc(NamedTuple):
@@ -61,22 +64,9 @@ def renumber(csc: Csc, original_id: np.ndarray, create: Create = in_memory) -> C
     start[0] = 0
     np.cumsum(np.diff(csc.in_edge_start)[original_id], out=start[1:])
     source = create("value", "int32", csc.source.shape)
-    _renumber(*csc, original_id, new_id, even_blocks(start, BLOCKS * num_threads()), start, source)
+    bounds = vertex_ranges(start)
+    _renumber.each(len(bounds) - 1, *csc, original_id, new_id, bounds, start, source)
     return Csc(start, source)
-
-
-BLOCKS = 8  # of vertices, per thread
-
-
-def even_blocks(in_edge_start: np.ndarray, blocks: int) -> np.ndarray:
-    """First vertex of each of some ranges with about as many edges, then V; int64 [blocks + 1].
-
-    >>> even_blocks(np.array([0, 6, 6, 7, 8]), 2).tolist()
-    [0, 1, 4]
-    """
-    num_vertices = len(in_edge_start) - 1
-    inner = np.searchsorted(in_edge_start, np.linspace(0, in_edge_start[-1], blocks + 1)[1:-1])
-    return np.concatenate([[0], np.minimum(inner, num_vertices), [num_vertices]]).astype(np.int64)
 
 
 def degrees(csc: Csc) -> tuple[np.ndarray, np.ndarray]:
@@ -87,11 +77,13 @@ def degrees(csc: Csc) -> tuple[np.ndarray, np.ndarray]:
 def statistics(csc: Csc) -> dict[str, int]:
     """Counts for the manifest: repeated edges (beyond the first), self-loops, vertices without an edge to another."""
     bounds = even_blocks(csc.in_edge_start, num_threads())
-    duplicates, loops, isolated = _statistics(*csc, bounds)
+    linked, counts = np.zeros(len(csc.in_edge_start) - 1, dtype=np.bool_), np.zeros((len(bounds) - 1, 2), np.int64)
+    _statistics.each(len(bounds) - 1, *csc, bounds, linked, counts)
+    duplicates, loops = counts.sum(axis=0)
     return {
         "duplicate_edges": int(duplicates),
         "self_loops": int(loops),
-        "isolated_vertices": int(isolated),
+        "isolated_vertices": int(len(linked) - linked.sum()),
         "max_in_degree": int(np.diff(csc.in_edge_start).max()),
     }
 
@@ -122,43 +114,40 @@ def _plain_renumber(in_edge_start, source, original_id, new_id, bounds, start, n
     new_source[:] = new_id[source[moved + np.arange(len(moved))]]
 
 
-@compiled(plain=_plain_renumber, parallel=True)
-def _renumber(in_edge_start, source, original_id, new_id, bounds, start, new_source):
-    for block in prange(len(bounds) - 1):
-        for v in range(bounds[block], bounds[block + 1]):
-            k = start[v]
-            for e in range(in_edge_start[original_id[v]], in_edge_start[original_id[v] + 1]):
-                new_source[k] = new_id[source[e]]
-                k += 1
+@compiled(plain=_plain_renumber)
+def _renumber(part, in_edge_start, source, original_id, new_id, bounds, start, new_source):
+    for v in range(bounds[part], bounds[part + 1]):
+        k = start[v]
+        for e in range(in_edge_start[original_id[v]], in_edge_start[original_id[v] + 1]):
+            new_source[k] = new_id[source[e]]
+            k += 1
 
 
-def _plain_statistics(in_edge_start, source, bounds):
-    num_vertices = len(in_edge_start) - 1
+def _plain_statistics(in_edge_start, source, bounds, linked, counts):
+    num_vertices = len(linked)
     destination = np.repeat(np.arange(num_vertices), np.diff(in_edge_start))
     loops = source == destination
-    linked = np.zeros(num_vertices, dtype=np.bool_)
     linked[source[~loops]] = linked[destination[~loops]] = True
-    repeated = len(source) - len(np.unique(destination * num_vertices + source))
-    return repeated, loops.sum(), num_vertices - linked.sum()
+    counts[0] = len(source) - len(distinct(destination * num_vertices + source)), loops.sum()
 
 
-@compiled(plain=_plain_statistics, parallel=True)
-def _statistics(in_edge_start, source, bounds):
-    num_vertices = len(in_edge_start) - 1
-    linked = np.zeros(num_vertices, dtype=np.bool_)  # threads only ever write True
-    duplicates = np.zeros(len(bounds) - 1, dtype=np.int64)
-    loops = np.zeros(len(bounds) - 1, dtype=np.int64)
-    for t in prange(len(bounds) - 1):
-        seen_by = np.full(num_vertices, -1, dtype=np.int32)
-        for v in range(bounds[t], bounds[t + 1]):
-            for e in range(in_edge_start[v], in_edge_start[v + 1]):
-                u = source[e]
-                if seen_by[u] == v:
-                    duplicates[t] += 1
-                seen_by[u] = v
-                if u == v:
-                    loops[t] += 1
-                else:
-                    linked[u] = True
-                    linked[v] = True
-    return duplicates.sum(), loops.sum(), num_vertices - linked.sum()
+@compiled(plain=_plain_statistics)
+def _statistics(part, in_edge_start, source, bounds, linked, counts):
+    """Repeated edges and loops of a range, to ``counts``; whether vertices have other edges, to ``linked``."""
+    duplicates, loops = 0, 0
+    seen_by = np.empty(len(linked), dtype=np.int32)
+    for v in range(len(seen_by)):
+        seen_by[v] = -1
+    for v in range(bounds[part], bounds[part + 1]):
+        for e in range(in_edge_start[v], in_edge_start[v + 1]):
+            u = source[e]
+            if seen_by[u] == v:
+                duplicates += 1
+            seen_by[u] = v
+            if u == v:
+                loops += 1
+            else:
+                linked[u] = True  # threads only ever write True
+                linked[v] = True
+    counts[part, 0] = duplicates
+    counts[part, 1] = loops

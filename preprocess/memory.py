@@ -5,11 +5,13 @@ Legend: V vertices, E edges that are stored (with ``--undirected`` up to twice t
 
 from __future__ import annotations
 
+from hongtu.compiled import AT_ONCE
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 
 PER_EDGE, PER_VERTEX = 24, 64  # bytes, in any stage, beside what a partitioner takes itself
 LEAN = 8  # bytes per edge where nothing but the edges' own counting sort holds them
+PLAIN = 160  # bytes per edge of plain forms of kernels, which graphs of at most ``AT_ONCE`` edges may run
 INTERPRETER = 300 << 20  # Python, its libraries and the copy buffers
 # bytes per edge of those that hold the graph themselves
 OWN = {"metis": 170, "metis-balanced": 170, "recursive": 170, "kaminpar": 50}
@@ -31,8 +33,9 @@ def predicted_peak(
     3016
     """
     own = max(OWN.get(name, 0) for name in (partitioner, *orders))
-    per_edge = LEAN if lean and orders == ["input"] else PER_EDGE
-    return INTERPRETER + max(PER_VERTEX * num_vertices, labels) + (per_edge + own) * num_edges
+    per_edge = own + (LEAN if lean and orders == ["input"] else PER_EDGE)
+    per_edge = max(per_edge, PLAIN) if num_edges <= AT_ONCE else per_edge
+    return INTERPRETER + max(PER_VERTEX * num_vertices, labels) + per_edge * num_edges
 
 
 def room_for_blocks(memory: str | None, num_vertices: int) -> int | None:

@@ -30,7 +30,6 @@ from hongtu.preprocess import (
     volume,
 )
 from hongtu.preprocess.workspace import Workspace, check_origin, input_hash
-from hongtu.threads import keep_number
 
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
 
@@ -57,7 +56,6 @@ def run_stages(
     Raises:
         InputError: when the input is wrong, or the output exists and is of another; nothing is written then.
     """
-    keep_number()  # before any kernel
     given = None if files is None else files()
     source = None if given is None else input_hash({"files": given})
 

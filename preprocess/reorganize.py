@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.compiled import compiled, num_threads, prange
+from hongtu.compiled import compiled
 from hongtu.graph.bitmap import lowest
 from hongtu.preprocess.vertex_blocks import BITS, block_cuts
+from hongtu.threads import num_threads
 
 
 def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, num_vertices: int) -> np.ndarray:
@@ -37,18 +38,24 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     """
     chunks = (len(source_start) - 1) // partitions
     cuts = block_cuts(source_start, sources, num_vertices)
-    threads = num_threads()
+    overlap = np.empty((min(num_threads(), cuts.shape[1] - 1), chunks, chunks), dtype=np.int64)
     assigned = np.tile(np.arange(chunks, dtype=np.int32), (partitions, 1))
     for i in range(1, partitions):
-        assigned[i] = _assign(_chunk_overlap(cuts, sources, assigned[:i], chunks, threads))
-    tour = _tour(_batch_overlap(cuts, sources, assigned, chunks, threads))
+        _chunk_overlap.each(len(overlap), cuts, sources, assigned[:i], overlap)
+        assigned[i] = _assign(overlap.sum(axis=0))
+    _batch_overlap.each(len(overlap), cuts, sources, assigned, overlap)
+    total = overlap.sum(axis=0)
+    tour = _tour(total + total.T)
     return np.ascontiguousarray(assigned[:, tour])
 
 
 @compiled(inline="always")
 def _needed_by(cuts, sources, assigned, chunks, block):
     """uint64 [vertices of the block, W]: bit j of a vertex is set where T_j, of the partitions so far, has it."""
-    needed = np.zeros((1 << BITS, (chunks + 63) // 64), dtype=np.uint64)
+    needed = np.empty((1 << BITS, (chunks + 63) // 64), dtype=np.uint64)
+    for v in range(1 << BITS):
+        for w in range(needed.shape[1]):
+            needed[v, w] = 0
     for i in range(len(assigned)):
         for j in range(chunks):
             c = i * chunks + assigned[i, j]
@@ -67,30 +74,37 @@ def _plain_needed(cuts, sources, first, batches, chunks):
     return needed
 
 
-def _plain_chunk_overlap(cuts, sources, assigned, chunks, threads):
+def _plain_chunk_overlap(cuts, sources, assigned, overlap):
+    chunks = overlap.shape[1]
     chunk = _plain_needed(cuts, sources, len(assigned) * chunks, np.arange(chunks)[None], chunks)
-    return (chunk @ _plain_needed(cuts, sources, 0, assigned, chunks).T).astype(np.int64)
+    overlap[:] = 0
+    overlap[0] = chunk @ _plain_needed(cuts, sources, 0, assigned, chunks).T
 
 
-@compiled(plain=_plain_chunk_overlap, parallel=True)
-def _chunk_overlap(cuts, sources, assigned, chunks, threads):
-    """|N_c n T_j| for every chunk c of the next partition and every batch j so far, int64 [n, n]."""
-    overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)
-    first, blocks = len(assigned) * chunks, cuts.shape[1] - 1
-    for t in prange(threads):
-        own = np.zeros((chunks, chunks), dtype=np.int64)
-        for block in range(t, blocks, threads):
-            needed = _needed_by(cuts, sources, assigned, chunks, block)
-            for c in range(chunks):
-                for s in range(cuts[first + c, block], cuts[first + c, block + 1]):
-                    v = sources[s] & ((1 << BITS) - 1)
-                    for w in range(needed.shape[1]):
-                        left = needed[v, w]
-                        while left != 0:
-                            own[c, (w << 6) + lowest(left)] += 1
-                            left &= left - np.uint64(1)
-        overlap[t] = own
-    return overlap.sum(axis=0)
+@compiled(plain=_plain_chunk_overlap)
+def _chunk_overlap(t, cuts, sources, assigned, overlap):
+    """|N_c n T_j| for every chunk c of the next partition and every batch j so far, as far as a thread's blocks go, to
+    ``overlap`` int64 [T, n, n]."""
+    threads, chunks, _ = overlap.shape
+    own, first = overlap[t], len(assigned) * chunks
+    _clear(own)
+    for block in range(t, cuts.shape[1] - 1, threads):
+        needed = _needed_by(cuts, sources, assigned, chunks, block)
+        for c in range(chunks):
+            for s in range(cuts[first + c, block], cuts[first + c, block + 1]):
+                v = sources[s] & ((1 << BITS) - 1)
+                for w in range(needed.shape[1]):
+                    left = needed[v, w]
+                    while left != 0:
+                        own[c, (w << 6) + lowest(left)] += 1
+                        left &= left - np.uint64(1)
+
+
+@compiled(inline="always")
+def _clear(rows):
+    for a in range(rows.shape[0]):
+        for b in range(rows.shape[1]):
+            rows[a, b] = 0
 
 
 def _assign(overlap: np.ndarray) -> np.ndarray:
@@ -103,36 +117,31 @@ def _assign(overlap: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def _plain_batch_overlap(cuts, sources, assigned, chunks, threads):
-    needed = _plain_needed(cuts, sources, 0, assigned, chunks)
-    overlap = (needed @ needed.T).astype(np.int64)
-    np.fill_diagonal(overlap, 0)
-    return overlap
+def _plain_batch_overlap(cuts, sources, assigned, overlap):
+    needed = _plain_needed(cuts, sources, 0, assigned, overlap.shape[1])
+    overlap[:] = 0
+    overlap[0] = np.triu(needed @ needed.T, 1)
 
 
-@compiled(plain=_plain_batch_overlap, parallel=True)
-def _batch_overlap(cuts, sources, assigned, chunks, threads):
-    """|T_j n T_k| for every pair of batches, int64 [n, n]."""
-    overlap = np.zeros((threads, chunks, chunks), dtype=np.int64)
-    for t in prange(threads):
-        own = np.zeros((chunks, chunks), dtype=np.int64)
-        batches = np.empty(chunks, dtype=np.int64)
-        for block in range(t, cuts.shape[1] - 1, threads):
-            needed = _needed_by(cuts, sources, assigned, chunks, block)
-            for v in range(1 << BITS):
-                count = 0
-                for w in range(needed.shape[1]):
-                    left = needed[v, w]
-                    while left != 0:
-                        batches[count] = (w << 6) + lowest(left)
-                        count += 1
-                        left &= left - np.uint64(1)
-                for a in range(count):
-                    for b in range(a + 1, count):
-                        own[batches[a], batches[b]] += 1
-        overlap[t] = own
-    total = overlap.sum(axis=0)
-    return total + total.T
+@compiled(plain=_plain_batch_overlap)
+def _batch_overlap(t, cuts, sources, assigned, overlap):
+    """|T_j n T_k| for every pair of batches j < k, as far as a thread's blocks go, to ``overlap`` int64 [T, n, n]."""
+    threads, chunks, _ = overlap.shape
+    own, batches = overlap[t], np.empty(chunks, dtype=np.int64)
+    _clear(own)
+    for block in range(t, cuts.shape[1] - 1, threads):
+        needed = _needed_by(cuts, sources, assigned, chunks, block)
+        for v in range(1 << BITS):
+            count = 0
+            for w in range(needed.shape[1]):
+                left = needed[v, w]
+                while left != 0:
+                    batches[count] = (w << 6) + lowest(left)
+                    count += 1
+                    left &= left - np.uint64(1)
+            for a in range(count):
+                for b in range(a + 1, count):
+                    own[batches[a], batches[b]] += 1
 
 
 def _tour(overlap: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
+from hongtu.graph.distinct import distinct
 from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 
 
@@ -42,50 +43,49 @@ def count_volume(
     Volume(v_ori=6, v_p2p=3, v_ru=3, pulled=3)
     """
     cuts = block_cuts(source_start, sources, int(partition_start[-1]))
-    v_p2p, v_ru, pulled = _count(cuts, sources, np.asarray(partition_start), schedule)
+    counts = np.zeros((cuts.shape[1] - 1, 3), dtype=np.int64)
+    _count.each(len(counts), cuts, sources, np.asarray(partition_start), schedule, counts)
+    v_p2p, v_ru, pulled = counts.sum(axis=0)
     return Volume(v_ori=len(sources), v_p2p=int(v_p2p), v_ru=int(v_ru), pulled=int(pulled))
 
 
-def _plain_count(cuts, sources, partition_start, schedule):
+def _plain_count(cuts, sources, partition_start, schedule, counts):
     partitions, chunks = schedule.shape
     sets = [sources[lo:hi] for lo, hi in zip(cuts[:, 0].tolist(), cuts[:, -1].tolist(), strict=True)]
-    counts = np.zeros(3, dtype=np.int64)
     batch, mirrored = sources[:0], [sources[:0]] * partitions  # of the batch before
     for k in range(chunks):
         own = [sets[i * chunks + schedule[i, k]] for i in range(partitions)]
-        needed = np.unique(np.concatenate(own))
-        counts[:2] += len(needed), len(np.setdiff1d(needed, batch, assume_unique=True))
+        needed = distinct(np.concatenate(own))
+        counts[0, :2] += len(needed), len(np.setdiff1d(needed, batch, assume_unique=True))
         batch = needed
         for i, rows in enumerate(own):
             others = rows[(rows < partition_start[i]) | (rows >= partition_start[i + 1])]
-            counts[2] += len(np.setdiff1d(others, mirrored[i], assume_unique=True))
+            counts[0, 2] += len(np.setdiff1d(others, mirrored[i], assume_unique=True))
             mirrored[i] = others
-    return tuple(counts)
 
 
-@compiled(plain=_plain_count, parallel=True)
-def _count(cuts, sources, partition_start, schedule):
-    partitions, chunks = schedule.shape
-    counts = np.zeros((cuts.shape[1] - 1, 3), dtype=np.int64)
-    for block in prange(cuts.shape[1] - 1):
-        base = block << BITS
-        in_batch = np.full(1 << BITS, -2, dtype=np.int32)  # the latest batch whose T has the vertex
-        for k in range(chunks):
-            for i in range(partitions):
-                c = i * chunks + schedule[i, k]
-                for s in range(cuts[c, block], cuts[c, block + 1]):
-                    before = in_batch[sources[s] - base]
-                    if before != k:
-                        counts[block, 0] += 1
-                        counts[block, 1] += before != k - 1
-                        in_batch[sources[s] - base] = k
+@compiled(plain=_plain_count)
+def _count(block, cuts, sources, partition_start, schedule, counts):
+    (partitions, chunks), base = schedule.shape, block << BITS
+    latest = np.empty(1 << BITS, dtype=np.int32)  # the latest batch whose T has the vertex
+    for v in range(len(latest)):
+        latest[v] = -2
+    for k in range(chunks):
         for i in range(partitions):
-            on_device = np.full(1 << BITS, -2, dtype=np.int32)  # the latest batch that reads it on device i
-            for k in range(chunks):
-                c = i * chunks + schedule[i, k]
-                for s in range(cuts[c, block], cuts[c, block + 1]):
-                    v = sources[s]
-                    if v < partition_start[i] or v >= partition_start[i + 1]:
-                        counts[block, 2] += on_device[v - base] != k - 1
-                        on_device[v - base] = k
-    return counts[:, 0].sum(), counts[:, 1].sum(), counts[:, 2].sum()
+            c = i * chunks + schedule[i, k]
+            for s in range(cuts[c, block], cuts[c, block + 1]):
+                before = latest[sources[s] - base]
+                if before != k:
+                    counts[block, 0] += 1
+                    counts[block, 1] += before != k - 1
+                    latest[sources[s] - base] = k
+    for i in range(partitions):
+        for v in range(len(latest)):  # the latest batch that reads it on device i
+            latest[v] = -2
+        for k in range(chunks):
+            c = i * chunks + schedule[i, k]
+            for s in range(cuts[c, block], cuts[c, block + 1]):
+                v = sources[s]
+                if v < partition_start[i] or v >= partition_start[i + 1]:
+                    counts[block, 2] += latest[v - base] != k - 1
+                    latest[v - base] = k

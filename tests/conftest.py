@@ -1,6 +1,6 @@
 """Shared by all tests: threads, hypothesis profiles, rows that nobody wrote, and the real graphs.
 
-Threads are set before torch and numba are imported, so torch is imported in fixtures only.
+Threads are set before torch is imported, so torch is imported in fixtures only.
 """
 
 from __future__ import annotations
@@ -16,25 +16,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Read by numba and torch when they are first imported, hence set before. Workers share the cores; numba keeps two
-# threads, so that a race in a parallel kernel can show itself. Threads that wait must sleep: a spinning one keeps a
-# shared core from the thread it waits for, and tests with many small kernels take ten times as long.
+# Read by torch when it is first imported, hence set before. Workers share the cores. Threads that wait must sleep: a
+# spinning one keeps a shared core from the thread it waits for, and tests with many small kernels take ten times as
+# long.
 _THREADS = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("MKL_NUM_THREADS", str(max(1, _THREADS)))
-os.environ.setdefault("NUMBA_NUM_THREADS", str(max(2, _THREADS)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-# Numba sees an index out of bounds in a parallel loop, but does not say so: with checks on, loops are sequential.
-if os.environ.get("NUMBA_BOUNDSCHECK") == "1":
-    import numba
-
-    _njit = numba.njit
-
-    def _sequential(*function: Callable, **options: object) -> Callable:
-        return _njit(*function, **{name: value for name, value in options.items() if name != "parallel"})
-
-    numba.njit = _sequential
 
 # HYPOTHESIS_PROFILE=thorough searches further, with a new seed each time. Compiling a kernel makes the first example
 # slow: no deadline.

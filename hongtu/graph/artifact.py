@@ -32,7 +32,6 @@ from hongtu.graph.halo import Halo
 from hongtu.graph.sparse_rows import PARTS, SparseRows
 from hongtu.graph.topology import Topology
 from hongtu.graph.vertex_ids import VertexIds
-from hongtu.threads import keep_number
 
 Rows = TypeVar("Rows")
 
@@ -263,7 +262,6 @@ def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Arti
         raise InputError(
             f"artifact: {type(path).__name__}, expected a directory; hongtu.preprocess_graph makes one of a graph"
         )
-    keep_number()  # before any kernel
     path = Path(path)
     manifest = read_manifest(path)
     arrays = {name: open_array(path, name, entry) for name, entry in manifest["arrays"].items()}

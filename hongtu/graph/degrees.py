@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
+
+PIECES = 64  # of the vertices, for threads
 
 
 def degree_statistics(
@@ -34,12 +36,13 @@ def degree_statistics(
     out = np.empty((t.num_vertices if rows is None else len(rows), 3), dtype)
     rows, every = np.empty(0, np.int64) if rows is None else rows, rows is None
     graph = t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source, weight
-    _degree_statistics(rows, every, *graph, out)
+    bounds = np.arange(PIECES + 1) * len(out) // PIECES
+    _degree_statistics.each(PIECES, bounds, rows, every, *graph, out)
     return out
 
 
 def _plain_statistics(
-    rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out
+    bounds, rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out
 ):  # fmt: skip
     degree = np.diff(in_edge_start)
     destination = np.repeat(np.arange(len(degree)), degree)
@@ -53,11 +56,20 @@ def _plain_statistics(
     out[:] = found if every else found[rows]
 
 
-@compiled(plain=_plain_statistics, parallel=True)
-def _degree_statistics(rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out):
-    for r in prange(len(out)):
+@compiled(plain=_plain_statistics)
+def _degree_statistics(
+    part, bounds, rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out
+):
+    for r in range(bounds[part], bounds[part + 1]):
         v = np.int64(r) if every else np.int64(rows[r])
-        first = source_start[np.searchsorted(chunk_start, v, side="right") - 1]
+        chunk, end = 0, len(chunk_start) - 1
+        while end - chunk > 1:
+            middle = (chunk + end) // 2
+            if chunk_start[middle] <= v:
+                chunk = middle
+            else:
+                end = middle
+        first = source_start[chunk]
         total, loops, last = 0.0, 0.0, np.nan
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
             w = 1.0 if len(weight) == 0 else np.float64(weight[e])

@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
 from hongtu.graph.bitmap import count_ones, insert, lowest, take_all
+from hongtu.graph.distinct import distinct
 
 PIECES = 64  # of the edges, for threads
 
@@ -85,24 +86,21 @@ def neighbour_sets(
     edge_start = np.asarray(in_edge_start, dtype=np.int64)[chunk_start]
     words = (len(in_edge_start) - 1 + 63) // 64
     source_start = np.zeros(len(chunk_start), dtype=np.int64)
-    np.cumsum(_set_sizes(edge_start, source, words), out=source_start[1:])
+    _set_sizes.each(len(edge_start) - 1, edge_start, source, words, source_start[1:])
+    np.cumsum(source_start, out=source_start)
     sources = create("sources", "int32", (int(source_start[-1]),))
     local_source = create("local_source", "int32", source.shape)
-    _fill(edge_start, source, words, source_start, sources, local_source)
+    _fill.each(len(edge_start) - 1, edge_start, source, words, source_start, sources, local_source)
     return source_start, sources, local_source
 
 
-def _plain_set_sizes(edge_start, source, words):
-    parts = pairwise(edge_start)
-    return np.array([len(np.unique(source[lo:hi])) for lo, hi in parts], dtype=np.int64)
+def _plain_set_sizes(edge_start, source, words, sizes):
+    sizes[:] = [len(distinct(source[lo:hi])) for lo, hi in pairwise(edge_start)]
 
 
-@compiled(plain=_plain_set_sizes, parallel=True)
-def _set_sizes(edge_start, source, words):
-    sizes = np.zeros(len(edge_start) - 1, dtype=np.int64)
-    for c in prange(len(edge_start) - 1):
-        sizes[c] = set_size(source, edge_start[c], edge_start[c + 1], words)
-    return sizes
+@compiled(plain=_plain_set_sizes)
+def _set_sizes(c, edge_start, source, words, sizes):
+    sizes[c] = set_size(source, edge_start[c], edge_start[c + 1], words)
 
 
 def _plain_fill(edge_start, source, words, source_start, sources, local_source):
@@ -111,18 +109,17 @@ def _plain_fill(edge_start, source, words, source_start, sources, local_source):
         own[:], local_source[lo:hi] = np.unique(source[lo:hi], return_inverse=True)
 
 
-@compiled(plain=_plain_fill, parallel=True)
-def _fill(edge_start, source, words, source_start, sources, local_source):
-    for c in prange(len(edge_start) - 1):
-        own = sources[source_start[c] : source_start[c + 1]]
-        fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
+@compiled(plain=_plain_fill)
+def _fill(c, edge_start, source, words, source_start, sources, local_source):
+    own = sources[source_start[c] : source_start[c + 1]]
+    fill_set(source, edge_start[c], edge_start[c + 1], words, own, local_source)
 
 
 def _plain_merge_sets(source_start, sources, partitions, size, num_vertices):
     chunks = (len(source_start) - 1) // partitions
     first = np.concatenate([np.arange(i * chunks, (i + 1) * chunks, size) for i in range(partitions)])
     ends = source_start[np.append(first, partitions * chunks)]
-    found = [np.unique(sources[lo:hi]) for lo, hi in pairwise(ends)]
+    found = [distinct(sources[lo:hi]) for lo, hi in pairwise(ends)]
     start = np.zeros(len(found) + 1, dtype=np.int64)
     np.cumsum([len(rows) for rows in found], out=start[1:])
     return start, np.concatenate(found)
@@ -180,21 +177,26 @@ def relabel(edge_start, larger_edge_start, source_start, sources, larger_start, 
     return out
 
 
-def _plain_globalise(edge_start, source_start, sources, local_source):
-    count = np.diff(edge_start)
-    return sources[np.repeat(source_start[: len(count)], count)[: len(local_source)] + local_source]
-
-
-@compiled(plain=_plain_globalise, parallel=True)
-def globalise(edge_start, source_start, sources, local_source):
+def globalise(
+    edge_start: np.ndarray, source_start: np.ndarray, sources: np.ndarray, local_source: np.ndarray
+) -> np.ndarray:
     """int32 [E], the vertex that each edge's local source is."""
-    edges = len(local_source)
-    source = np.empty(edges, dtype=np.int32)
-    for p in prange(PIECES):
-        first, end = p * edges // PIECES, (p + 1) * edges // PIECES
-        c = np.searchsorted(edge_start, first, side="right") - 1
-        for e in range(first, end):
-            while e >= edge_start[c + 1]:
-                c += 1
-            source[e] = sources[source_start[c] + local_source[e]]
+    source = np.empty(len(local_source), dtype=np.int32)
+    first = np.arange(PIECES + 1) * len(local_source) // PIECES
+    chunk = np.searchsorted(edge_start, first, side="right") - 1
+    _globalise.each(PIECES, first, chunk, edge_start, source_start, sources, local_source, source)
     return source
+
+
+def _plain_globalise(first, chunk, edge_start, source_start, sources, local_source, source):
+    count = np.diff(edge_start)
+    source[:] = sources[np.repeat(source_start[: len(count)], count)[: len(local_source)] + local_source]
+
+
+@compiled(plain=_plain_globalise)
+def _globalise(part, first, chunk, edge_start, source_start, sources, local_source, source):
+    c = chunk[part]
+    for e in range(first[part], first[part + 1]):
+        while e >= edge_start[c + 1]:
+            c += 1
+        source[e] = sources[source_start[c] + local_source[e]]

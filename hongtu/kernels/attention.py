@@ -8,224 +8,195 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.compiled import prange
 from hongtu.kernels.exponential import exp_in_place
-from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
+from hongtu.kernels.parts import by_destination, by_source
 
 
-@parallel
-def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH, threads):
+@by_destination(cost=8)
+def segment_softmax(part, bounds, indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH):
     """Softmax over the in-edges of each destination, per head.
 
     ``mask_E`` (bool, True = the edge is excluded and gets 0) and ``extra_DH`` (one more logit per destination, its
     share goes to ``out_extra_DH``) may have length 0.
     """
     heads = logits_EH.shape[1]
-    num_dst = len(indptr) - 1
-    parts = parts_for((logits_EH.shape[0] + num_dst) * heads * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
     masked, extra = len(mask_E) > 0, len(extra_DH) > 0
-    for part in prange(parts):
-        highest, total = np.empty(heads, logits_EH.dtype), np.empty(heads, logits_EH.dtype)
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(lo, hi):
-            begin, end = indptr[d], indptr[d + 1]
+    highest, total = np.empty(heads, logits_EH.dtype), np.empty(heads, logits_EH.dtype)
+    lo, hi = bounds[part], bounds[part + 1]
+    for d in range(lo, hi):
+        begin, end = indptr[d], indptr[d + 1]
+        for h in range(heads):
+            highest[h] = extra_DH[d, h] if extra else -np.inf
+        for e in range(begin, end):
+            if not (masked and mask_E[e]):
+                for h in range(heads):
+                    highest[h] = max(highest[h], logits_EH[e, h])
+        for e in range(begin, end):
+            excluded = masked and mask_E[e]
             for h in range(heads):
-                highest[h] = extra_DH[d, h] if extra else -np.inf
-            for e in range(begin, end):
-                if not (masked and mask_E[e]):
-                    for h in range(heads):
-                        highest[h] = max(highest[h], logits_EH[e, h])
-            for e in range(begin, end):
-                excluded = masked and mask_E[e]
-                for h in range(heads):
-                    out_EH[e, h] = -np.inf if excluded else logits_EH[e, h] - highest[h]
-            if extra:
-                for h in range(heads):
-                    out_extra_DH[d, h] = extra_DH[d, h] - highest[h]
-        exp_in_place(out_EH[indptr[lo] : indptr[hi]])  # of many edges at once, it vectorises
+                out_EH[e, h] = -np.inf if excluded else logits_EH[e, h] - highest[h]
         if extra:
-            exp_in_place(out_extra_DH[lo:hi])
-        for d in range(lo, hi):
-            begin, end = indptr[d], indptr[d + 1]
             for h in range(heads):
-                total[h] = out_extra_DH[d, h] if extra else 0
-            for e in range(begin, end):
+                out_extra_DH[d, h] = extra_DH[d, h] - highest[h]
+    exp_in_place(out_EH[indptr[lo] : indptr[hi]])  # of many edges at once, it vectorises
+    if extra:
+        exp_in_place(out_extra_DH[lo:hi])
+    for d in range(lo, hi):
+        begin, end = indptr[d], indptr[d + 1]
+        for h in range(heads):
+            total[h] = out_extra_DH[d, h] if extra else 0
+        for e in range(begin, end):
+            for h in range(heads):
+                total[h] += out_EH[e, h]
+        for e in range(begin, end):
+            if not (masked and mask_E[e]):
                 for h in range(heads):
-                    total[h] += out_EH[e, h]
-            for e in range(begin, end):
-                if not (masked and mask_E[e]):
-                    for h in range(heads):
-                        out_EH[e, h] /= total[h]
-            if extra:
-                for h in range(heads):
-                    out_extra_DH[d, h] /= total[h]
+                    out_EH[e, h] /= total[h]
+        if extra:
+            for h in range(heads):
+                out_extra_DH[d, h] /= total[h]
 
 
-@parallel
-def loop_mask(indptr, local_source, sources, destinations, out_E, threads):
+@by_destination(cost=4)
+def loop_mask(part, bounds, indptr, local_source, sources, destinations, out_E):
     """out[e] (bool) = whether the source of e, int32 ``sources[local_source[e]]``, is its destination."""
-    num_dst = len(indptr) - 1
-    parts = parts_for((len(local_source) + num_dst) * 4, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            own = destinations[d]
-            for e in range(indptr[d], indptr[d + 1]):
-                out_E[e] = sources[np.uint64(local_source[e])] == own
+    for d in range(bounds[part], bounds[part + 1]):
+        own = destinations[d]
+        for e in range(indptr[d], indptr[d + 1]):
+            out_E[e] = sources[np.uint64(local_source[e])] == own
 
 
-@parallel
+@by_destination(cost=4)
 def segment_softmax_backward(
-    indptr, alpha_EH, alpha_extra_DH, grad_EH, grad_extra_DH, grad_logits_EH, grad_logits_extra_DH, threads
+    part, bounds, indptr, alpha_EH, alpha_extra_DH, grad_EH, grad_extra_DH, grad_logits_EH, grad_logits_extra_DH
 ):
     """Gradients of the logits from the shares ``alpha`` (0 where excluded) and the gradients of the shares."""
     heads = alpha_EH.shape[1]
-    num_dst = len(indptr) - 1
-    parts = parts_for((alpha_EH.shape[0] + num_dst) * heads * 4, threads)
-    bounds = balanced_bounds(indptr, parts)
     extra = len(alpha_extra_DH) > 0
-    for part in prange(parts):
-        inner = np.empty(heads, alpha_EH.dtype)
-        for d in range(bounds[part], bounds[part + 1]):
-            begin, end = indptr[d], indptr[d + 1]
+    inner = np.empty(heads, alpha_EH.dtype)
+    for d in range(bounds[part], bounds[part + 1]):
+        begin, end = indptr[d], indptr[d + 1]
+        for h in range(heads):
+            inner[h] = alpha_extra_DH[d, h] * grad_extra_DH[d, h] if extra else 0
+        for e in range(begin, end):
             for h in range(heads):
-                inner[h] = alpha_extra_DH[d, h] * grad_extra_DH[d, h] if extra else 0
-            for e in range(begin, end):
-                for h in range(heads):
-                    inner[h] += alpha_EH[e, h] * grad_EH[e, h]
-            for e in range(begin, end):
-                for h in range(heads):
-                    grad_logits_EH[e, h] = alpha_EH[e, h] * (grad_EH[e, h] - inner[h])
-            if extra:
-                for h in range(heads):
-                    grad_logits_extra_DH[d, h] = alpha_extra_DH[d, h] * (grad_extra_DH[d, h] - inner[h])
+                inner[h] += alpha_EH[e, h] * grad_EH[e, h]
+        for e in range(begin, end):
+            for h in range(heads):
+                grad_logits_EH[e, h] = alpha_EH[e, h] * (grad_EH[e, h] - inner[h])
+        if extra:
+            for h in range(heads):
+                grad_logits_extra_DH[d, h] = alpha_extra_DH[d, h] * (grad_extra_DH[d, h] - inner[h])
 
 
-@parallel
-def attend(indptr, local_source, alpha_EH, rows_CF, out_DF, threads):
+@by_destination
+def attend(part, bounds, indptr, local_source, alpha_EH, rows_CF, out_DF):
     """out[d, h, :] = sum over in-edges e of alpha[e, h] * rows[source of e, h, :]; overwrites ``out``.
 
     Rows and outputs are H heads of K channels; ``rows_CF`` may have further columns, which are not read.
     """
     heads, width = alpha_EH.shape[1], out_DF.shape[1]
     channels = width // heads
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * width, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            for f in range(width):
-                out_DF[d, f] = 0
-            for e in range(indptr[d], indptr[d + 1]):
+    for d in range(bounds[part], bounds[part + 1]):
+        for f in range(width):
+            out_DF[d, f] = 0
+        for e in range(indptr[d], indptr[d + 1]):
+            row = np.uint64(local_source[e])
+            for h in range(heads):
+                a, first = alpha_EH[e, h], np.uint64(h * channels)
+                for k in range(channels):
+                    f = first + np.uint64(k)
+                    out_DF[d, f] += a * rows_CF[row, f]
+
+
+@by_source
+def attend_transpose(part, bounds, indptr, local_source, alpha_EH, grad_DF, out_CF):
+    """Adds the gradient of ``attend`` with respect to the rows to ``out_CF``, in place."""
+    heads = alpha_EH.shape[1]
+    num_dst, width = grad_DF.shape
+    channels = width // heads
+    lo, hi = bounds[part], bounds[part + 1]
+    for d in range(num_dst):
+        for e in range(indptr[d], indptr[d + 1]):
+            if lo <= local_source[e] < hi:
                 row = np.uint64(local_source[e])
                 for h in range(heads):
                     a, first = alpha_EH[e, h], np.uint64(h * channels)
                     for k in range(channels):
                         f = first + np.uint64(k)
-                        out_DF[d, f] += a * rows_CF[row, f]
+                        out_CF[row, f] += a * grad_DF[d, f]
 
 
-@parallel
-def attend_transpose(indptr, local_source, alpha_EH, grad_DF, out_CF, threads):
-    """Adds the gradient of ``attend`` with respect to the rows to ``out_CF``, in place."""
-    heads = alpha_EH.shape[1]
-    num_dst, width = grad_DF.shape
-    channels = width // heads
-    bounds = source_bounds(local_source, width, threads)
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(num_dst):
-            for e in range(indptr[d], indptr[d + 1]):
-                if lo <= local_source[e] < hi:
-                    row = np.uint64(local_source[e])
-                    for h in range(heads):
-                        a, first = alpha_EH[e, h], np.uint64(h * channels)
-                        for k in range(channels):
-                            f = first + np.uint64(k)
-                            out_CF[row, f] += a * grad_DF[d, f]
-
-
-@parallel
-def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH, threads):
+@by_destination
+def attend_alpha_gradient(part, bounds, indptr, local_source, rows_CF, grad_DF, out_EH):
     """out[e, h] = <rows[source of e, h, :], grad[destination of e, h, :]>: the gradient of ``attend`` in alpha."""
     heads, width = out_EH.shape[1], grad_DF.shape[1]
     channels = width // heads
-    parts = parts_for((len(local_source) + grad_DF.shape[0]) * width, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for h in range(heads):
-                    first, total = np.uint64(h * channels), grad_DF.dtype.type(0)
-                    for k in range(channels):
-                        f = first + np.uint64(k)
-                        total += rows_CF[row, f] * grad_DF[d, f]
-                    out_EH[e, h] = total
+    for d in range(bounds[part], bounds[part + 1]):
+        for e in range(indptr[d], indptr[d + 1]):
+            row = np.uint64(local_source[e])
+            for h in range(heads):
+                first, total = np.uint64(h * channels), grad_DF.dtype.type(0)
+                for k in range(channels):
+                    f = first + np.uint64(k)
+                    total += rows_CF[row, f] * grad_DF[d, f]
+                out_EH[e, h] = total
 
 
-@parallel
-def additive_logits(indptr, local_source, rows_SF, query_DF, att_F, slope, out_EH, threads):
+@by_destination(cost=2)
+def additive_logits(part, bounds, indptr, local_source, rows_SF, query_DF, att_F, slope, out_EH):
     """out[e, h] = <att[h], leaky_relu(rows[source of e, h] + query[destination of e, h])>; overwrites ``out``."""
     heads, width = out_EH.shape[1], query_DF.shape[1]
     channels = width // heads
-    parts = parts_for((len(local_source) + query_DF.shape[0]) * width * 2, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for h in range(heads):
-                    first, total = np.uint64(h * channels), query_DF.dtype.type(0)
-                    for k in range(channels):
-                        f = first + np.uint64(k)
-                        x = rows_SF[row, f] + query_DF[d, f]
-                        total += att_F[f] * (x if x > 0 else slope * x)
-                    out_EH[e, h] = total
+    for d in range(bounds[part], bounds[part + 1]):
+        for e in range(indptr[d], indptr[d + 1]):
+            row = np.uint64(local_source[e])
+            for h in range(heads):
+                first, total = np.uint64(h * channels), query_DF.dtype.type(0)
+                for k in range(channels):
+                    f = first + np.uint64(k)
+                    x = rows_SF[row, f] + query_DF[d, f]
+                    total += att_F[f] * (x if x > 0 else slope * x)
+                out_EH[e, h] = total
 
 
-@parallel
+@by_destination(cost=2)
 def additive_logits_gradients(
-    indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_query_DF, grad_att_DF, threads
+    part, bounds, indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_query_DF, grad_att_DF
 ):
     """Of every destination: the gradient of its query, and what it adds to that of ``att``; overwrites both."""
     heads, width = grad_EH.shape[1], query_DF.shape[1]
     channels, one = width // heads, query_DF.dtype.type(1)
-    parts = parts_for((len(local_source) + query_DF.shape[0]) * width * 2, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            for f in range(width):
-                grad_query_DF[d, f], grad_att_DF[d, f] = 0, 0
-            for e in range(indptr[d], indptr[d + 1]):
+    for d in range(bounds[part], bounds[part + 1]):
+        for f in range(width):
+            grad_query_DF[d, f], grad_att_DF[d, f] = 0, 0
+        for e in range(indptr[d], indptr[d + 1]):
+            row = np.uint64(local_source[e])
+            for h in range(heads):
+                grad, first = grad_EH[e, h], np.uint64(h * channels)
+                for k in range(channels):
+                    f = first + np.uint64(k)
+                    x = rows_SF[row, f] + query_DF[d, f]
+                    steep = one if x > 0 else slope
+                    grad_query_DF[d, f] += grad * steep
+                    grad_att_DF[d, f] += grad * steep * x
+        for f in range(width):
+            grad_query_DF[d, f] *= att_F[f]
+
+
+@by_source(cost=2)
+def additive_logits_transpose(part, bounds, indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_SF):
+    """Adds the gradient of ``additive_logits`` with respect to the rows to ``grad_SF``, in place."""
+    heads, width = grad_EH.shape[1], query_DF.shape[1]
+    channels, one = width // heads, query_DF.dtype.type(1)
+    lo, hi = bounds[part], bounds[part + 1]
+    for d in range(query_DF.shape[0]):
+        for e in range(indptr[d], indptr[d + 1]):
+            if lo <= local_source[e] < hi:
                 row = np.uint64(local_source[e])
                 for h in range(heads):
                     grad, first = grad_EH[e, h], np.uint64(h * channels)
                     for k in range(channels):
                         f = first + np.uint64(k)
-                        x = rows_SF[row, f] + query_DF[d, f]
-                        steep = one if x > 0 else slope
-                        grad_query_DF[d, f] += grad * steep
-                        grad_att_DF[d, f] += grad * steep * x
-            for f in range(width):
-                grad_query_DF[d, f] *= att_F[f]
-
-
-@parallel
-def additive_logits_transpose(indptr, local_source, rows_SF, query_DF, att_F, slope, grad_EH, grad_SF, threads):
-    """Adds the gradient of ``additive_logits`` with respect to the rows to ``grad_SF``, in place."""
-    heads, width = grad_EH.shape[1], query_DF.shape[1]
-    channels, one = width // heads, query_DF.dtype.type(1)
-    bounds = source_bounds(local_source, width * 2, threads)
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(query_DF.shape[0]):
-            for e in range(indptr[d], indptr[d + 1]):
-                if lo <= local_source[e] < hi:
-                    row = np.uint64(local_source[e])
-                    for h in range(heads):
-                        grad, first = grad_EH[e, h], np.uint64(h * channels)
-                        for k in range(channels):
-                            f = first + np.uint64(k)
-                            steep = one if rows_SF[row, f] + query_DF[d, f] > 0 else slope
-                            grad_SF[row, f] += grad * steep * att_F[f]
+                        steep = one if rows_SF[row, f] + query_DF[d, f] > 0 else slope
+                        grad_SF[row, f] += grad * steep * att_F[f]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
 from hongtu.kernels.exponential import sigmoid_in_place
-from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
+from hongtu.kernels.parts import by_destination, by_source
 
 EDGES = 16  # whose gates are taken at once
 EVERY = np.iinfo(np.int32).max  # more than any source
@@ -43,46 +43,41 @@ def gated_sum_key_gradient(indptr, local_source, key_DF, rows_C2F, grad_DF, out_
     sum_gates(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF)
 
 
-@parallel
-def sum_gates(indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF, threads):
+@by_destination(cost=8)
+def sum_gates(part, bounds, indptr, local_source, key_DF, rows_C2F, grad_DF, out_DF):
     """Either: with a gradient, the derivatives of the gates in their place, and their sum times it."""
     width, one, slopes = np.uint64(out_DF.shape[1]), out_DF.dtype.type(1), len(grad_DF) > 0
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * out_DF.shape[1] * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * out_DF.shape[1], out_DF.dtype)
-        for d in range(bounds[part], bounds[part + 1]):
-            for f in range(width):
-                out_DF[d, f] = 0
-            e, end = indptr[d], indptr[d + 1]
-            while e < end:
-                count, e = next_gates(local_source, e, end, 0, EVERY, key_DF[d], rows_C2F, row_of_B, gate_BF)
-                for k in range(count):
-                    row, first = row_of_B[k], np.uint64(k) * width
-                    for f in range(width):
-                        gate = gate_BF[first + f]
-                        out_DF[d, f] += (gate * (one - gate) if slopes else gate) * rows_C2F[row, width + f]
-            if slopes:
+    row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * out_DF.shape[1], out_DF.dtype)
+    for d in range(bounds[part], bounds[part + 1]):
+        for f in range(width):
+            out_DF[d, f] = 0
+        e, end = indptr[d], indptr[d + 1]
+        while e < end:
+            count, e = next_gates(local_source, e, end, 0, EVERY, key_DF[d], rows_C2F, row_of_B, gate_BF)
+            for k in range(count):
+                row, first = row_of_B[k], np.uint64(k) * width
                 for f in range(width):
-                    out_DF[d, f] *= grad_DF[d, f]
+                    gate = gate_BF[first + f]
+                    out_DF[d, f] += (gate * (one - gate) if slopes else gate) * rows_C2F[row, width + f]
+        if slopes:
+            for f in range(width):
+                out_DF[d, f] *= grad_DF[d, f]
 
 
-@parallel
-def gated_sum_transpose(indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F, threads):
+@by_source(cost=8)
+def gated_sum_transpose(part, bounds, indptr, local_source, key_DF, rows_C2F, grad_DF, out_C2F):
     """Adds the gradient of ``gated_sum`` with respect to the source rows to ``out_C2F``, in place."""
     width, one = np.uint64(grad_DF.shape[1]), grad_DF.dtype.type(1)
-    bounds = source_bounds(local_source, grad_DF.shape[1] * 8, threads)
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * grad_DF.shape[1], grad_DF.dtype)
-        for d in range(grad_DF.shape[0]):
-            e, end = indptr[d], indptr[d + 1]
-            while e < end:
-                count, e = next_gates(local_source, e, end, lo, hi, key_DF[d], rows_C2F, row_of_B, gate_BF)
-                for k in range(count):
-                    row, first = row_of_B[k], np.uint64(k) * width
-                    for f in range(width):
-                        gate = gate_BF[first + f]
-                        change = grad_DF[d, f] * gate
-                        out_C2F[row, f] += change * (one - gate) * rows_C2F[row, width + f]
-                        out_C2F[row, width + f] += change
+    lo, hi = bounds[part], bounds[part + 1]
+    row_of_B, gate_BF = np.empty(EDGES, np.uint64), np.empty(EDGES * grad_DF.shape[1], grad_DF.dtype)
+    for d in range(grad_DF.shape[0]):
+        e, end = indptr[d], indptr[d + 1]
+        while e < end:
+            count, e = next_gates(local_source, e, end, lo, hi, key_DF[d], rows_C2F, row_of_B, gate_BF)
+            for k in range(count):
+                row, first = row_of_B[k], np.uint64(k) * width
+                for f in range(width):
+                    gate = gate_BF[first + f]
+                    change = grad_DF[d, f] * gate
+                    out_C2F[row, f] += change * (one - gate) * rows_C2F[row, width + f]
+                    out_C2F[row, width + f] += change

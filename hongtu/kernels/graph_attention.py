@@ -10,92 +10,83 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.compiled import prange
-from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
+from hongtu.kernels.parts import by_destination, by_row, by_source
 
 
-@parallel
-def gat_logits(indptr, local_source, query_DH, key_SH, own_DX, slope, own_logits_DH, logits_EH, threads):
+@by_destination(cost=4)
+def gat_logits(part, bounds, indptr, local_source, query_DH, key_SH, own_DX, slope, own_logits_DH, logits_EH):
     """The logits of every edge and, in ``own_logits``, of every loop, for ``segment_softmax``. The sources' lie side by
     side in ``key``: in the rows, each would be a walk to memory."""
-    num_dst, heads = query_DH.shape
+    heads = query_DH.shape[1]
     width, own = own_DX.shape[1] - heads, len(own_DX) > 0
-    parts = parts_for((len(local_source) + num_dst) * heads * 4, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            for h in range(heads if own else 0):
-                x = own_DX[d, width + h] + query_DH[d, h]
-                own_logits_DH[d, h] = x if x > 0 else slope * x
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for h in range(heads):
-                    x = key_SH[row, h] + query_DH[d, h]
-                    logits_EH[e, h] = x if x > 0 else slope * x
-
-
-@parallel
-def gat_add_own(own_alpha_DH, own_DX, out_DF, threads):
-    """Adds every destination's own row times its share to ``out``, in place."""
-    (num_dst, heads), width = own_alpha_DH.shape, out_DF.shape[1]
-    channels, parts = width // heads, parts_for(num_dst * width, threads)
-    for part in prange(parts):
-        for d in range(num_dst * part // parts, num_dst * (part + 1) // parts):
+    for d in range(bounds[part], bounds[part + 1]):
+        for h in range(heads if own else 0):
+            x = own_DX[d, width + h] + query_DH[d, h]
+            own_logits_DH[d, h] = x if x > 0 else slope * x
+        for e in range(indptr[d], indptr[d + 1]):
+            row = np.uint64(local_source[e])
             for h in range(heads):
-                a, first = own_alpha_DH[d, h], np.uint64(h * channels)
-                for k in range(channels):
-                    f = first + np.uint64(k)
-                    out_DF[d, f] += a * own_DX[d, f]
+                x = key_SH[row, h] + query_DH[d, h]
+                logits_EH[e, h] = x if x > 0 else slope * x
 
 
-@parallel
+@by_row(rows="own_alpha_DH")
+def gat_add_own(part, bounds, own_alpha_DH, own_DX, out_DF):
+    """Adds every destination's own row times its share to ``out``, in place."""
+    heads, width = own_alpha_DH.shape[1], out_DF.shape[1]
+    channels = width // heads
+    for d in range(bounds[part], bounds[part + 1]):
+        for h in range(heads):
+            a, first = own_alpha_DH[d, h], np.uint64(h * channels)
+            for k in range(channels):
+                f = first + np.uint64(k)
+                out_DF[d, f] += a * own_DX[d, f]
+
+
+@by_row(cost=3, rows="inner_DH")
 def gat_own_gradients(
-    own_alpha_DH, query_DH, own_DX, slope, out_DF, grad_DF, inner_DH, grad_query_DH, grad_own_DX, threads
+    part, bounds, own_alpha_DH, query_DH, own_DX, slope, out_DF, grad_DF, inner_DH, grad_query_DH, grad_own_DX
 ):
     """inner[d, h] = <out[d, h], grad[d, h]>, which is the sum of every share times its gradient; and of every loop, if
     there are any, the gradients of its row and of the destination's logit. Overwrites all three."""
-    (num_dst, heads), width = query_DH.shape, out_DF.shape[1]
+    heads, width = query_DH.shape[1], out_DF.shape[1]
     channels, own = width // heads, len(own_DX) > 0
-    parts = parts_for(num_dst * width * 3, threads)
-    for part in prange(parts):
-        for d in range(num_dst * part // parts, num_dst * (part + 1) // parts):
-            for h in range(heads):
-                first, inner = np.uint64(h * channels), out_DF.dtype.type(0)
+    for d in range(bounds[part], bounds[part + 1]):
+        for h in range(heads):
+            first, inner = np.uint64(h * channels), out_DF.dtype.type(0)
+            for k in range(channels):
+                f = first + np.uint64(k)
+                inner += out_DF[d, f] * grad_DF[d, f]
+            inner_DH[d, h], grad_query_DH[d, h] = inner, 0
+            if own:
+                a, dot = own_alpha_DH[d, h], out_DF.dtype.type(0)
                 for k in range(channels):
                     f = first + np.uint64(k)
-                    inner += out_DF[d, f] * grad_DF[d, f]
-                inner_DH[d, h], grad_query_DH[d, h] = inner, 0
-                if own:
-                    a, dot = own_alpha_DH[d, h], out_DF.dtype.type(0)
-                    for k in range(channels):
-                        f = first + np.uint64(k)
-                        dot += own_DX[d, f] * grad_DF[d, f]
-                        grad_own_DX[d, f] = a * grad_DF[d, f]
-                    grad = a * (dot - inner)
-                    grad = grad if own_DX[d, width + h] + query_DH[d, h] > 0 else slope * grad
-                    grad_own_DX[d, width + h] = grad_query_DH[d, h] = grad
+                    dot += own_DX[d, f] * grad_DF[d, f]
+                    grad_own_DX[d, f] = a * grad_DF[d, f]
+                grad = a * (dot - inner)
+                grad = grad if own_DX[d, width + h] + query_DH[d, h] > 0 else slope * grad
+                grad_own_DX[d, width + h] = grad_query_DH[d, h] = grad
 
 
-@parallel
-def gat_transpose(indptr, local_source, inner_DH, query_DH, grad_DF, slope, rows_SX, alpha_EH, grad_SX, threads):
+@by_source
+def gat_transpose(part, bounds, indptr, local_source, inner_DH, query_DH, grad_DF, slope, rows_SX, alpha_EH, grad_SX):
     """Adds the gradient of the sources' rows to ``grad_SX``, in place; that of every edge's logit takes the place of
     its share in ``alpha``."""
     (num_dst, heads), width = query_DH.shape, grad_DF.shape[1]
     channels = width // heads
-    bounds = source_bounds(local_source, width, threads)
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(num_dst):
-            for e in range(indptr[d], indptr[d + 1]):
-                if lo <= local_source[e] < hi:
-                    row = np.uint64(local_source[e])
-                    for h in range(heads):
-                        a, first, dot = alpha_EH[e, h], np.uint64(h * channels), grad_DF.dtype.type(0)
-                        for k in range(channels):
-                            f = first + np.uint64(k)
-                            dot += rows_SX[row, f] * grad_DF[d, f]
-                            grad_SX[row, f] += a * grad_DF[d, f]
-                        column, grad = np.uint64(width + h), a * (dot - inner_DH[d, h])
-                        grad = grad if rows_SX[row, column] + query_DH[d, h] > 0 else slope * grad
-                        grad_SX[row, column] += grad
-                        alpha_EH[e, h] = grad
+    lo, hi = bounds[part], bounds[part + 1]
+    for d in range(num_dst):
+        for e in range(indptr[d], indptr[d + 1]):
+            if lo <= local_source[e] < hi:
+                row = np.uint64(local_source[e])
+                for h in range(heads):
+                    a, first, dot = alpha_EH[e, h], np.uint64(h * channels), grad_DF.dtype.type(0)
+                    for k in range(channels):
+                        f = first + np.uint64(k)
+                        dot += rows_SX[row, f] * grad_DF[d, f]
+                        grad_SX[row, f] += a * grad_DF[d, f]
+                    column, grad = np.uint64(width + h), a * (dot - inner_DH[d, h])
+                    grad = grad if rows_SX[row, column] + query_DH[d, h] > 0 else slope * grad
+                    grad_SX[row, column] += grad
+                    alpha_EH[e, h] = grad

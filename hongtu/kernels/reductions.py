@@ -8,143 +8,126 @@ from __future__ import annotations
 
 import numpy as np
 
-from hongtu.compiled import prange
-from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, source_bounds
+from hongtu.kernels.parts import by_destination, by_source
 
 
-@parallel
-def csc_extremum(indptr, local_source, weight, largest, rows_SF, out_DF, threads):
+@by_destination
+def csc_extremum(part, bounds, indptr, local_source, weight, largest, rows_SF, out_DF):
     """out[d] = the largest (or smallest) of what d's in-edges bring, column by column; overwrites ``out``.
 
     0 for a destination without in-edges, NaN where any of them brings NaN.
     """
     width, one = out_DF.shape[1], rows_SF.dtype.type(1)
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * width, threads)
-    bounds = balanced_bounds(indptr, parts)
     weighted = len(weight) > 0
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            begin, end = indptr[d], indptr[d + 1]
-            if begin == end:
-                for f in range(width):
-                    out_DF[d, f] = 0
-                continue
-            row, w = np.uint64(local_source[begin]), weight[begin] if weighted else one
+    for d in range(bounds[part], bounds[part + 1]):
+        begin, end = indptr[d], indptr[d + 1]
+        if begin == end:
             for f in range(width):
-                out_DF[d, f] = w * rows_SF[row, f]
-            for e in range(begin + 1, end):
-                row, w = np.uint64(local_source[e]), weight[e] if weighted else one
-                for f in range(width):
-                    value, best = w * rows_SF[row, f], out_DF[d, f]
-                    better = value > best if largest else value < best
-                    out_DF[d, f] = value if better or value != value else best
+                out_DF[d, f] = 0
+            continue
+        row, w = np.uint64(local_source[begin]), weight[begin] if weighted else one
+        for f in range(width):
+            out_DF[d, f] = w * rows_SF[row, f]
+        for e in range(begin + 1, end):
+            row, w = np.uint64(local_source[e]), weight[e] if weighted else one
+            for f in range(width):
+                value, best = w * rows_SF[row, f], out_DF[d, f]
+                better = value > best if largest else value < best
+                out_DF[d, f] = value if better or value != value else best
 
 
-@parallel
-def csc_extremum_shares(indptr, local_source, weight, rows_SF, out_DF, grad_DF, shares_DF, threads):
+@by_destination
+def csc_extremum_shares(part, bounds, indptr, local_source, weight, rows_SF, out_DF, grad_DF, shares_DF):
     """shares[d] = grad[d] over the number of edges that bring ``out``; overwrites ``shares``.
 
     As in torch's ``scatter_reduce``, by which torch_geometric computes it on the CPU, an extremum of 0 counts one more.
     """
     width, one = out_DF.shape[1], rows_SF.dtype.type(1)
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * width, threads)
-    bounds = balanced_bounds(indptr, parts)
     weighted = len(weight) > 0
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
+    for d in range(bounds[part], bounds[part + 1]):
+        for f in range(width):
+            shares_DF[d, f] = 1 if out_DF[d, f] == 0 else 0
+        for e in range(indptr[d], indptr[d + 1]):
+            row, w = np.uint64(local_source[e]), weight[e] if weighted else one
             for f in range(width):
-                shares_DF[d, f] = 1 if out_DF[d, f] == 0 else 0
-            for e in range(indptr[d], indptr[d + 1]):
-                row, w = np.uint64(local_source[e]), weight[e] if weighted else one
-                for f in range(width):
-                    shares_DF[d, f] += one if w * rows_SF[row, f] == out_DF[d, f] else 0
-            for f in range(width):
-                shares_DF[d, f] = grad_DF[d, f] / max(shares_DF[d, f], one)  # none: the extremum is NaN
+                shares_DF[d, f] += one if w * rows_SF[row, f] == out_DF[d, f] else 0
+        for f in range(width):
+            shares_DF[d, f] = grad_DF[d, f] / max(shares_DF[d, f], one)  # none: the extremum is NaN
 
 
-@parallel
-def csc_extremum_transpose(indptr, local_source, weight, rows_SF, out_DF, shares_DF, grad_SF, threads):
+@by_source
+def csc_extremum_transpose(part, bounds, indptr, local_source, weight, rows_SF, out_DF, shares_DF, grad_SF):
     """Adds the shares of each destination to the gradients of the rows that brought its extremum, in place."""
     width, one = out_DF.shape[1], rows_SF.dtype.type(1)
-    bounds = source_bounds(local_source, width, threads)
     weighted = len(weight) > 0
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(out_DF.shape[0]):
-            for e in range(indptr[d], indptr[d + 1]):
-                if lo <= local_source[e] < hi:
-                    row, w = np.uint64(local_source[e]), weight[e] if weighted else one
-                    for f in range(width):
-                        if w * rows_SF[row, f] == out_DF[d, f]:
-                            grad_SF[row, f] += w * shares_DF[d, f]
+    lo, hi = bounds[part], bounds[part + 1]
+    for d in range(out_DF.shape[0]):
+        for e in range(indptr[d], indptr[d + 1]):
+            if lo <= local_source[e] < hi:
+                row, w = np.uint64(local_source[e]), weight[e] if weighted else one
+                for f in range(width):
+                    if w * rows_SF[row, f] == out_DF[d, f]:
+                        grad_SF[row, f] += w * shares_DF[d, f]
 
 
-@parallel
-def csc_softmax_sum(indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, threads):
+@by_destination(cost=8)
+def csc_softmax_sum(part, bounds, indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF):
     """out[d] = sum over in-edges of softmax(t * row) * row, column by column; overwrites ``out``, 0 without in-edges.
 
     ``highest`` (of t * row) and ``total`` (of exp(t * row - highest)) are what backward needs; overwritten, too.
     """
     width = out_DF.shape[1]
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * width * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
-            begin, end = indptr[d], indptr[d + 1]
+    for d in range(bounds[part], bounds[part + 1]):
+        begin, end = indptr[d], indptr[d + 1]
+        for f in range(width):
+            out_DF[d, f], total_DF[d, f] = 0, 0
+            highest_DF[d, f] = -np.inf if begin < end else 0
+        for e in range(begin, end):
+            row = np.uint64(local_source[e])
             for f in range(width):
-                out_DF[d, f], total_DF[d, f] = 0, 0
-                highest_DF[d, f] = -np.inf if begin < end else 0
-            for e in range(begin, end):
-                row = np.uint64(local_source[e])
-                for f in range(width):
-                    highest_DF[d, f] = max(highest_DF[d, f], t_F[f] * rows_SF[row, f])
-            for e in range(begin, end):
-                row = np.uint64(local_source[e])
-                for f in range(width):
-                    share = np.exp(t_F[f] * rows_SF[row, f] - highest_DF[d, f])
-                    total_DF[d, f] += share
-                    out_DF[d, f] += share * rows_SF[row, f]
-            if begin < end:
-                for f in range(width):
-                    out_DF[d, f] /= total_DF[d, f]
+                highest_DF[d, f] = max(highest_DF[d, f], t_F[f] * rows_SF[row, f])
+        for e in range(begin, end):
+            row = np.uint64(local_source[e])
+            for f in range(width):
+                share = np.exp(t_F[f] * rows_SF[row, f] - highest_DF[d, f])
+                total_DF[d, f] += share
+                out_DF[d, f] += share * rows_SF[row, f]
+        if begin < end:
+            for f in range(width):
+                out_DF[d, f] /= total_DF[d, f]
 
 
-@parallel
+@by_destination(cost=8)
 def csc_softmax_sum_t_gradient(
-    indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, grad_t_DF, threads
+    part, bounds, indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, grad_t_DF
 ):
     """What each destination adds to the gradient of ``t``; overwrites ``grad_t``."""
     width = out_DF.shape[1]
-    parts = parts_for((len(local_source) + out_DF.shape[0]) * width * 8, threads)
-    bounds = balanced_bounds(indptr, parts)
-    for part in prange(parts):
-        for d in range(bounds[part], bounds[part + 1]):
+    for d in range(bounds[part], bounds[part + 1]):
+        for f in range(width):
+            grad_t_DF[d, f] = 0
+        for e in range(indptr[d], indptr[d + 1]):
+            row = np.uint64(local_source[e])
             for f in range(width):
-                grad_t_DF[d, f] = 0
-            for e in range(indptr[d], indptr[d + 1]):
-                row = np.uint64(local_source[e])
-                for f in range(width):
-                    x = rows_SF[row, f]
-                    share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
-                    grad_t_DF[d, f] += grad_DF[d, f] * share * x * (x - out_DF[d, f])
+                x = rows_SF[row, f]
+                share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
+                grad_t_DF[d, f] += grad_DF[d, f] * share * x * (x - out_DF[d, f])
 
 
-@parallel
+@by_source(cost=8)
 def csc_softmax_sum_transpose(
-    indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, semi_grad, grad_SF, threads
+    part, bounds, indptr, local_source, t_F, rows_SF, out_DF, highest_DF, total_DF, grad_DF, semi_grad, grad_SF
 ):
     """Adds the gradient of ``csc_softmax_sum`` with respect to the rows to ``grad_SF``, in place; with ``semi_grad``
     as if the shares were constants."""
     width, one = out_DF.shape[1], out_DF.dtype.type(1)
-    bounds = source_bounds(local_source, width * 8, threads)
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        for d in range(out_DF.shape[0]):
-            for e in range(indptr[d], indptr[d + 1]):
-                if lo <= local_source[e] < hi:
-                    row = np.uint64(local_source[e])
-                    for f in range(width):
-                        x = rows_SF[row, f]
-                        share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
-                        slope = one if semi_grad else one + t_F[f] * (x - out_DF[d, f])
-                        grad_SF[row, f] += grad_DF[d, f] * share * slope
+    lo, hi = bounds[part], bounds[part + 1]
+    for d in range(out_DF.shape[0]):
+        for e in range(indptr[d], indptr[d + 1]):
+            if lo <= local_source[e] < hi:
+                row = np.uint64(local_source[e])
+                for f in range(width):
+                    x = rows_SF[row, f]
+                    share = np.exp(t_F[f] * x - highest_DF[d, f]) / total_DF[d, f]
+                    slope = one if semi_grad else one + t_F[f] * (x - out_DF[d, f])
+                    grad_SF[row, f] += grad_DF[d, f] * share * slope

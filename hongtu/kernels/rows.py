@@ -10,34 +10,35 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
 from hongtu.kernels import reference
+from hongtu.kernels.parts import by_row
 
 MANY = 1_000_000_000  # numbers of the arrays that rows are moved between, as many as compiling takes as long as
 
 
-@compiled(parallel=True)
-def copy_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
+@by_row(rows="src_index")
+def copy_rows(part, bounds, src, src_index, dst, dst_index):
     """``dst[dst_index] = src[src_index]``; src [N, F], dst [M, F], indices int32 [K]."""
-    for k in prange(len(src_index)):
+    for k in range(bounds[part], bounds[part + 1]):
         to, row = dst_index[k], src_index[k]
         for f in range(dst.shape[1]):
             dst[to, f] = src[row, f]
 
 
-@compiled(parallel=True)
-def add_rows(src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray) -> None:
+@by_row(rows="src_index")
+def add_rows(part, bounds, src, src_index, dst, dst_index):
     """``dst[dst_index] += src[src_index]``; src [N, F], dst [M, F], indices int32 [K], ``dst_index`` unique."""
-    for k in prange(len(src_index)):
+    for k in range(bounds[part], bounds[part + 1]):
         to, row = dst_index[k], src_index[k]
         for f in range(dst.shape[1]):
             dst[to, f] += src[row, f]
 
 
-@compiled(parallel=True, plain=reference.zero_rows, until=MANY)
-def zero_rows(dst: np.ndarray, dst_index: np.ndarray) -> None:
+@by_row(plain=reference.zero_rows, until=MANY)
+def zero_rows(part, bounds, dst, dst_index):
     """``dst[dst_index] = 0``; dst [M, F], index int32 [K]."""
-    for k in prange(len(dst_index)):
+    for k in range(bounds[part], bounds[part + 1]):
         to = dst_index[k]
         for f in range(dst.shape[1]):
             dst[to, f] = 0
@@ -54,12 +55,10 @@ def put_row(src: np.ndarray, row: int, dst: np.ndarray, to: int, store: bool) ->
             dst[to, f] += src[row, f]
 
 
-@compiled(parallel=True, plain=reference.put_rows, until=MANY)
-def put_rows(
-    src: np.ndarray, src_index: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray
-) -> None:
+@by_row(rows="src_index", plain=reference.put_rows, until=MANY)
+def put_rows(part, bounds, src, src_index, dst, dst_index, stores):
     """Store ``src[src_index]`` in ``dst[dst_index]`` where ``stores``, bool [K], else add; as ``add_rows``."""
-    for k in prange(len(src_index)):
+    for k in range(bounds[part], bounds[part + 1]):
         put_row(src, src_index[k], dst, dst_index[k], stores[k])
 
 

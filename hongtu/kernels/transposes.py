@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
-from hongtu.kernels.sums import balanced_bounds, parallel, parts_for, row_of, source_bounds
+from hongtu.compiled import compiled
+from hongtu.kernels.parts import balanced_bounds, by_destination, by_source, parts_for
+from hongtu.kernels.sums import row_of
 
 WIDE = 16  # columns from which putting edges in order is worth it
 RANGES = 2  # of destinations whose edges are put in order at once; each more takes 4 bytes a source
@@ -65,97 +66,114 @@ def pick_edges(local_source, e, end, lo, hi, edge_B):
     return count, e
 
 
-@parallel
-def add_by_edge(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF, threads):
+@by_source
+def add_by_edge(part, bounds, indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF):
     """The transpose, edge by edge: a thread owns sources, and passes over the edges of others."""
     num_dst, width = grad_DF.shape
-    bounds = source_bounds(local_source, width, threads)
     mapped, weighted = len(slot_of_source) > 0, len(weight) > 0
     alone = len(bounds) == 2
-    for part in prange(len(bounds) - 1):
-        lo, hi = bounds[part], bounds[part + 1]
-        edge_B = np.empty(PICKED, np.int64)
-        for d in range(num_dst):
-            e, end = indptr[d], indptr[d + 1]
-            scale = grad_DF.dtype.type(1)
-            if mean and end > e:
-                scale = scale / grad_DF.dtype.type(end - e)
-            while e < end:
-                if alone:
-                    count, edge_B[0], e = np.uint64(1), e, e + 1
-                else:
-                    count, e = pick_edges(local_source, e, end, lo, hi, edge_B)
-                for k in range(count):
-                    edge = edge_B[k]
-                    row = row_of(local_source, slot_of_source, mapped, edge)
-                    w = scale * weight[edge] if weighted else scale
-                    for f in range(width):
-                        out_CF[row, f] += w * grad_DF[d, f]
+    lo, hi = bounds[part], bounds[part + 1]
+    edge_B = np.empty(PICKED, np.int64)
+    for d in range(num_dst):
+        e, end = indptr[d], indptr[d + 1]
+        scale = grad_DF.dtype.type(1)
+        if mean and end > e:
+            scale = scale / grad_DF.dtype.type(end - e)
+        while e < end:
+            if alone:
+                count, edge_B[0], e = np.uint64(1), e, e + 1
+            else:
+                count, e = pick_edges(local_source, e, end, lo, hi, edge_B)
+            for k in range(count):
+                edge = edge_B[k]
+                row = row_of(local_source, slot_of_source, mapped, edge)
+                w = scale * weight[edge] if weighted else scale
+                for f in range(width):
+                    out_CF[row, f] += w * grad_DF[d, f]
 
 
-@parallel
-def order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale, threads):
+def order_by_source(
+    indptr: np.ndarray,
+    local_source: np.ndarray,
+    weight: np.ndarray,
+    mean: bool,
+    next_RS: np.ndarray,
+    destination: np.ndarray,
+    scale: np.ndarray,
+) -> None:
     """The edges in the order of their sources, those of one source as they come: a counting sort in up to R ranges of
     destinations at once, so that no thread looks at another's edges.
 
     Overwrites ``next_RS`` [R, S + 1], the last row of which ends as where each source's edges begin, ``destination``
     int32 [E], and unless it is of length 0 ``scale`` [E], what an edge's row is multiplied with.
     """
-    num_src, one = next_RS.shape[1] - 1, scale.dtype.type(1)
-    weighted, scaled = len(weight) > 0, len(scale) > 0
-    ranges = max(1, min(threads, len(next_RS), len(local_source) * WIDE // 8192))
-    bounds = balanced_bounds(indptr, ranges)
-    at_RS = next_RS[len(next_RS) - ranges :]  # of an edge of each range and source, where the next one goes
-    for part in prange(ranges):
-        at_RS[part] = 0
-        for e in range(indptr[bounds[part]], indptr[bounds[part + 1]]):
-            at_RS[part, np.uint64(local_source[e]) + np.uint64(1)] += 1
-    first = 0
-    for source in range(1, num_src + 1):
+    ranges = min(len(next_RS), parts_for(len(local_source) * WIDE))
+    bounds, at_RS = balanced_bounds(indptr, ranges), next_RS[len(next_RS) - ranges :]
+    count_sources.each(ranges, bounds, indptr, local_source, at_RS)
+    place_ranges(at_RS)
+    place_edges.each(ranges, bounds, indptr, local_source, weight, mean, at_RS, destination, scale)
+
+
+@compiled
+def count_sources(part, bounds, indptr, local_source, at_RS):
+    """The edges of each source, one behind its place, from a range of destinations."""
+    for source in range(at_RS.shape[1]):
+        at_RS[part, source] = 0
+    for e in range(indptr[bounds[part]], indptr[bounds[part + 1]]):
+        at_RS[part, np.uint64(local_source[e]) + np.uint64(1)] += 1
+
+
+@compiled
+def place_ranges(at_RS):
+    """Of the edges of each range and source, where the first goes."""
+    ranges, first = at_RS.shape[0], 0
+    for source in range(1, at_RS.shape[1]):
         for part in range(ranges):
             count = at_RS[part, source]
             at_RS[part, source] = first
             first += count
-    for part in prange(ranges):
-        for d in range(bounds[part], bounds[part + 1]):
-            begin, end = indptr[d], indptr[d + 1]
-            of_mean = one / scale.dtype.type(end - begin) if mean and end > begin else one
-            for e in range(begin, end):
-                source = np.uint64(local_source[e]) + np.uint64(1)
-                at = np.uint64(at_RS[part, source])
-                at_RS[part, source] += 1  # and so ends where the next source begins, or the next range's edges do
-                destination[at] = d
-                if scaled:
-                    scale[at] = of_mean * weight[e] if weighted else of_mean
 
 
-@parallel
-def add_by_source(start, destination, slot_of_source, scale, grad_DF, out_CF, threads):
+@compiled
+def place_edges(part, bounds, indptr, local_source, weight, mean, at_RS, destination, scale):
+    """The edges of a range of destinations; each source's place ends as where the next range's or source's begin."""
+    one, weighted, scaled = scale.dtype.type(1), len(weight) > 0, len(scale) > 0
+    for d in range(bounds[part], bounds[part + 1]):
+        begin, end = indptr[d], indptr[d + 1]
+        of_mean = one / scale.dtype.type(end - begin) if mean and end > begin else one
+        for e in range(begin, end):
+            source = np.uint64(local_source[e]) + np.uint64(1)
+            at = np.uint64(at_RS[part, source])
+            at_RS[part, source] += 1
+            destination[at] = d
+            if scaled:
+                scale[at] = of_mean * weight[e] if weighted else of_mean
+
+
+@by_destination
+def add_by_source(part, bounds, start, destination, slot_of_source, scale, grad_DF, out_CF):
     """The transpose, source by source, for edges in that order."""
-    num_src, width = len(start) - 1, grad_DF.shape[1]
-    parts = parts_for((len(destination) + num_src) * width, threads)
-    bounds = balanced_bounds(start, parts)
+    width = grad_DF.shape[1]
     mapped, scaled = len(slot_of_source) > 0, len(scale) > 0
-    for part in prange(parts):
-        for source in range(bounds[part], bounds[part + 1]):
-            row = np.uint64(slot_of_source[source]) if mapped else np.uint64(source)
-            e, end = start[source], start[source + 1]
-            while e + 4 <= end:  # four edges at once: a quarter of the traffic to the output row
-                d0, d1 = np.uint64(destination[e]), np.uint64(destination[e + 1])
-                d2, d3 = np.uint64(destination[e + 2]), np.uint64(destination[e + 3])
-                if scaled:
-                    w0, w1, w2, w3 = scale[e], scale[e + 1], scale[e + 2], scale[e + 3]
-                    for f in range(width):
-                        out_CF[row, f] += (w0 * grad_DF[d0, f] + w1 * grad_DF[d1, f]) + (
-                            w2 * grad_DF[d2, f] + w3 * grad_DF[d3, f]
-                        )
-                else:
-                    for f in range(width):
-                        out_CF[row, f] += (grad_DF[d0, f] + grad_DF[d1, f]) + (grad_DF[d2, f] + grad_DF[d3, f])
-                e += 4
-            while e < end:
-                d = np.uint64(destination[e])
-                w = scale[e] if scaled else grad_DF.dtype.type(1)
+    for source in range(bounds[part], bounds[part + 1]):
+        row = np.uint64(slot_of_source[source]) if mapped else np.uint64(source)
+        e, end = start[source], start[source + 1]
+        while e + 4 <= end:  # four edges at once: a quarter of the traffic to the output row
+            d0, d1 = np.uint64(destination[e]), np.uint64(destination[e + 1])
+            d2, d3 = np.uint64(destination[e + 2]), np.uint64(destination[e + 3])
+            if scaled:
+                w0, w1, w2, w3 = scale[e], scale[e + 1], scale[e + 2], scale[e + 3]
                 for f in range(width):
-                    out_CF[row, f] += w * grad_DF[d, f]
-                e += 1
+                    out_CF[row, f] += (w0 * grad_DF[d0, f] + w1 * grad_DF[d1, f]) + (
+                        w2 * grad_DF[d2, f] + w3 * grad_DF[d3, f]
+                    )
+            else:
+                for f in range(width):
+                    out_CF[row, f] += (grad_DF[d0, f] + grad_DF[d1, f]) + (grad_DF[d2, f] + grad_DF[d3, f])
+            e += 4
+        while e < end:
+            d = np.uint64(destination[e])
+            w = scale[e] if scaled else grad_DF.dtype.type(1)
+            for f in range(width):
+                out_CF[row, f] += w * grad_DF[d, f]
+            e += 1

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
 from hongtu.errors import names_known
 from hongtu.kernels.dispatch import kernels_for, on_numba, plain_rows
+from hongtu.kernels.parts import by_row
 from hongtu.kernels.torch_private import times_written
 from hongtu.nn.context import RowContext
 
@@ -198,23 +199,21 @@ def _dropout_arrays(x_RF, ids, key, site, call, threshold, scale, out_RF):
         out_RF[rows][halves[:, :width] < threshold] = 0
 
 
-@compiled(parallel=True, plain=_dropout_arrays, until=1_000_000_000)
-def _dropout(x_RF, ids, key, site, call, threshold, scale, out_RF):
-    num_rows, width = x_RF.shape
+@by_row(cost=4, plain=_dropout_arrays, until=1_000_000_000)
+def _dropout(part, bounds, x_RF, ids, key, site, call, threshold, scale, out_RF):
+    width = x_RF.shape[1]
     golden = np.uint64(0x9E3779B97F4A7C15)
     of_call = mix(mix(key[0] ^ mix(site + golden)) ^ mix(call + golden))
-    blocks = max(1, min(64, num_rows * width // 8192))
     low = np.uint64(0xFFFFFFFF)
     zero = x_RF.dtype.type(0)
-    for block in prange(blocks):
-        for r in range(num_rows * block // blocks, num_rows * (block + 1) // blocks):
-            row = mix(mix(np.uint64(ids[r])) ^ of_call)
-            for pair in range(width // 2):
-                bits = mix(row + np.uint64(pair) * golden)
-                f = 2 * pair
-                out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero
-                out_RF[r, f + 1] = x_RF[r, f + 1] * scale if bits >> np.uint64(32) >= threshold else zero
-            if width % 2:
-                bits = mix(row + np.uint64(width // 2) * golden)
-                f = width - 1
-                out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero
+    for r in range(bounds[part], bounds[part + 1]):
+        row = mix(mix(np.uint64(ids[r])) ^ of_call)
+        for pair in range(width // 2):
+            bits = mix(row + np.uint64(pair) * golden)
+            f = 2 * pair
+            out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero
+            out_RF[r, f + 1] = x_RF[r, f + 1] * scale if bits >> np.uint64(32) >= threshold else zero
+        if width % 2:
+            bits = mix(row + np.uint64(width // 2) * golden)
+            f = width - 1
+            out_RF[r, f] = x_RF[r, f] * scale if bits & low >= threshold else zero

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from hongtu.compiled import set_num_threads
 from hongtu.ranks.group import Ranks
 from hongtu.ranks.together import Alone, Together
 from hongtu.ranks.words import begins
@@ -54,4 +53,3 @@ def take_threads() -> None:
 
     threads = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     torch.set_num_threads(threads)
-    set_num_threads(threads)

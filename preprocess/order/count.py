@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.compiled import compiled
+from hongtu.graph.distinct import distinct
 
 
 def count_loads(
@@ -52,18 +53,17 @@ def count_loads(
 
 def _plain_gap_histogram(order, chunk_start, part, m, in_edge_start, source):
     steps = (len(chunk_start) - 1) // m
-    gaps, owned, mirrored = (np.zeros(shape, dtype=np.int64) for shape in ((m, steps, steps), (m, steps), (m, steps)))
     chunk = np.empty(len(part), dtype=np.int64)  # of every vertex
     chunk[order[chunk_start[0] : chunk_start[-1]]] = np.repeat(np.arange(m * steps), np.diff(chunk_start))
     reader = np.repeat(chunk, np.diff(in_edge_start))
-    row, c = np.divmod(np.unique(source.astype(np.int64) * (m * steps) + reader), m * steps)
-    device, step = np.divmod(c, steps)
-    np.add.at(mirrored, (device, step), part[row] != device)
-    row, step = np.divmod(np.unique(row * steps + step), steps)
-    np.add.at(owned, (part[row], step), 1)
+    row, c = np.divmod(distinct(source.astype(np.int64) * (m * steps) + reader), m * steps)
+    mirrored = np.bincount(c[part[row] != c // steps], minlength=m * steps)
+    row, step = np.divmod(distinct(row * steps + c % steps), steps)
+    at = part[row].astype(np.int64) * steps + step
+    owned = np.bincount(at, minlength=m * steps)
     again = np.flatnonzero(row[1:] == row[:-1])
-    np.add.at(gaps, (part[row[again]], step[again], step[again + 1]), 1)
-    return gaps, owned, mirrored
+    gaps = np.bincount(at[again] * steps + step[again + 1], minlength=m * steps * steps)
+    return gaps.reshape(m, steps, steps), owned.reshape(m, steps), mirrored.reshape(m, steps)
 
 
 @compiled(plain=_plain_gap_histogram)

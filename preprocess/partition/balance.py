@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.compiled import compiled, prange
+from hongtu.compiled import compiled
+from hongtu.preprocess.vertex_blocks import vertex_ranges
 
 
 def partition_statistics(
@@ -19,17 +20,20 @@ def partition_statistics(
         "train": np.bincount(part[train_mask], minlength=partitions),
     }
     balance = {name: round(float(c.max() / max(c.mean(), 1e-12)), 4) for name, c in counts.items()}
-    return {"edge_cut": int(_edge_cut(in_edge_start, source, part)), "balance": balance}
+    bounds = vertex_ranges(in_edge_start)
+    cut = np.zeros(len(bounds) - 1, dtype=np.int64)
+    _edge_cut.each(len(cut), bounds, in_edge_start, source, part, cut)
+    return {"edge_cut": int(cut.sum()), "balance": balance}
 
 
-def _plain_edge_cut(in_edge_start, source, part):
-    return (part[source] != np.repeat(part, np.diff(in_edge_start))).sum()
+def _plain_edge_cut(bounds, in_edge_start, source, part, cut):
+    cut[0] = (part[source] != np.repeat(part, np.diff(in_edge_start))).sum()
 
 
-@compiled(plain=_plain_edge_cut, parallel=True)
-def _edge_cut(in_edge_start, source, part):
-    cut = 0
-    for v in prange(len(part)):
+@compiled(plain=_plain_edge_cut)
+def _edge_cut(k, bounds, in_edge_start, source, part, cut):
+    count = 0
+    for v in range(bounds[k], bounds[k + 1]):
         for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            cut += part[source[e]] != part[v]
-    return cut
+            count += part[source[e]] != part[v]
+    cut[k] = count

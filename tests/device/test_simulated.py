@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -135,9 +134,8 @@ def test_rows_that_a_gpu_does_not_reach_take_a_detour(model, strategy):
 @pytest.mark.long
 @pytest.mark.parametrize("problem", [problems.awkward, problems.few_train], ids=["whole", "pruned"])
 def test_several_threads_of_the_host_store_and_add(problem, monkeypatch):
-    monkeypatch.setattr(host, "num_threads", lambda: 3)
+    monkeypatch.setattr(host, "copy_threads", lambda: 3)
     monkeypatch.setattr(host, "LEAST", 1)
-    monkeypatch.setattr(host, "_here", threading.local())
     strategies = [replace(Strategy(), resident=False), get_strategy("none")]
     for model, strategy in zip((SIX[0], SIX[4]), strategies if problem is problems.few_train else reversed(strategies)):
         check(model, problem(), (4, 8), device=SimulatedBackend(seed=2), strategy=strategy, device_memory="smallest")

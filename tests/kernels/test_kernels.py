@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 
-from hongtu.kernels import attention, exponential, gates, graph_attention, reductions, reference, sums, transposes
+from hongtu import parallel
+from hongtu.kernels import (
+    attention,
+    exponential,
+    gates,
+    graph_attention,
+    parts,
+    reductions,
+    reference,
+    sums,
+    transposes,
+)
 
 WIDTHS = [1, 3, 47, 128, 130]
 NO_SLOTS = np.empty(0, np.int32)
@@ -253,7 +264,8 @@ def test_row_operations(count, width, index_dtype):
 
 @pytest.mark.long
 @pytest.mark.parametrize("counter", [np.int32, np.int64])
-def test_results_do_not_depend_on_the_thread_count(counter):
+def test_results_do_not_depend_on_the_thread_count(counter, monkeypatch):
+    monkeypatch.setattr(parts, "LEAST", 1)
     rng = np.random.default_rng(5)
     indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 30, 500))]).astype(np.int64)
     local_source = (300 * rng.random(indptr[-1]) ** 3).astype(np.int32)
@@ -261,14 +273,16 @@ def test_results_do_not_depend_on_the_thread_count(counter):
     graph = (indptr, local_source, NO_SLOTS, rng.random(indptr[-1]).astype(np.float32), True)
 
     def run(threads):
+        for module in (parts, parallel):
+            monkeypatch.setattr(module, "num_threads", lambda: threads)
         out, back = np.empty((500, 33), np.float32), np.zeros((300, 33), np.float32)
-        sums.csc_aggregate.kernel(*graph, rows, out, threads)
-        transposes.add_by_edge.kernel(*graph, grad, back, threads)
+        sums.csc_aggregate(*graph, rows, out)
+        transposes.add_by_edge(*graph, grad, back)
         indptr, local_source, slots, weight, mean = graph
         next_RS, destination = np.empty((2, 301), counter), np.empty(len(local_source), np.int32)
         scale, ordered = np.empty(len(local_source), np.float32), np.zeros((300, 33), np.float32)
-        transposes.order_by_source.kernel(indptr, local_source, weight, mean, next_RS, destination, scale, threads)
-        transposes.add_by_source.kernel(next_RS[-1], destination, slots, scale, grad, ordered, threads)
+        transposes.order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale)
+        transposes.add_by_source(next_RS[-1], destination, slots, scale, grad, ordered)
         return out, back, next_RS[-1], destination, scale, ordered
 
     first = run(1)
@@ -278,9 +292,11 @@ def test_results_do_not_depend_on_the_thread_count(counter):
 
 
 @pytest.mark.parametrize("width,threads", [(1, 8), (64, 3), (64, 16)])
-def test_source_bounds_cover_every_source_once_and_balance_edges(width, threads):
+def test_source_bounds_cover_every_source_once_and_balance_edges(width, threads, monkeypatch):
+    monkeypatch.setattr(parts, "num_threads", lambda: threads)
+    monkeypatch.setattr(parts, "LEAST", 8192)
     local_source = (5000 * np.random.default_rng(6).random(40_000) ** 2).astype(np.int32)
-    bounds = sums.source_bounds(local_source, width, threads)
+    bounds = parts.source_bounds(local_source, width)
     assert bounds[0] == 0 and np.all(np.diff(bounds) >= 0) and bounds[-1] > local_source.max()
     edges = np.histogram(local_source, np.minimum(bounds, 5000))[0]
     assert edges.sum() == len(local_source) and edges.max() <= 1.3 * edges.mean()
@@ -288,6 +304,6 @@ def test_source_bounds_cover_every_source_once_and_balance_edges(width, threads)
 
 def test_balanced_bounds_cover_every_destination_once():
     indptr = np.array([0, 0, 100, 101, 102, 102, 110], np.int64)
-    for parts in (1, 2, 5, 20):
-        bounds = sums.balanced_bounds(indptr, parts)
-        assert bounds[0] == 0 and bounds[-1] == 6 and np.all(np.diff(bounds) >= 0) and len(bounds) == parts + 1
+    for count in (1, 2, 5, 20):
+        bounds = parts.balanced_bounds(indptr, count)
+        assert bounds[0] == 0 and bounds[-1] == 6 and np.all(np.diff(bounds) >= 0) and len(bounds) == count + 1

@@ -8,7 +8,7 @@ import torch
 
 from hongtu import compiled
 from hongtu.kernels import dispatch, reference, rows, sums
-from tests.plain_forms import assert_same
+from tests.plain_forms import assert_each_same, assert_same
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -18,9 +18,10 @@ def test_rows(count, width, dtype):
     src, dst = (rng.standard_normal((50, width)).astype(dtype) for _ in range(2))
     src[0], dst[1] = -0.0, np.inf
     index, at = (rng.permutation(50)[:count].astype(np.int32) for _ in range(2))
-    assert_same(rows.zero_rows, dst, at)
+    bounds = np.array([0, count // 2, count])
+    assert_each_same(rows.zero_rows.kernel, 2, bounds, dst, at)
     for stores in (rng.random(count) < 0.5, np.ones(count, np.bool_), np.zeros(count, np.bool_)):
-        assert_same(rows.put_rows, src, index, dst, at, stores)
+        assert_each_same(rows.put_rows.kernel, 2, bounds, src, index, dst, at, stores)
         assert_same(rows.put_rows_alone, src[:count].copy(), dst, at, stores)
     again = rng.integers(0, 5, count).astype(np.int32)  # several of one row, the first of which stores
     first = np.isin(np.arange(count), np.unique(again, return_index=True)[1])

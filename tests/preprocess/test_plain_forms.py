@@ -7,7 +7,7 @@ from hongtu.graph import degrees, locality, neighbour_sets, paper_edges
 from hongtu.preprocess import bucket_sort, clean, csc, graph_models, reorganize, undirected, vertex_blocks, volume
 from hongtu.preprocess.order import clusters, count
 from hongtu.preprocess.partition import balance, streaming
-from tests.plain_forms import assert_same
+from tests.plain_forms import assert_each_same, assert_same
 
 GRAPHS = [(1, 0), (1, 3), (7, 0), (40, 200), (300, 900), (70_000, 3000)]  # vertices and edges; the last in two blocks
 
@@ -32,26 +32,26 @@ def bounds_of(length, parts=3):
 def test_edges_are_sorted_and_read_the_other_way(graph):
     start, source = graph
     v = len(start) - 1
-    destination = np.empty(len(source), np.int32)
-    assert_same(undirected._destinations, start, destination)
-    undirected._destinations(start, destination)
+    destination = np.repeat(np.arange(v, dtype=np.int32), np.diff(start))
     bounds, buckets = bounds_of(len(source)), (v >> bucket_sort.BITS) + 1
-    counts = assert_same(bucket_sort._count, source, bounds, buckets)
+    counts = assert_each_same(bucket_sort._count, 3, source, bounds, np.zeros((3, buckets), np.int64))
     ends = np.cumsum(counts.T).reshape(counts.T.shape)
     at = np.ascontiguousarray((ends - counts.T).T)
     local, values = np.zeros(len(source), np.uint16), np.zeros(len(source), np.int32)
-    assert_same(bucket_sort._scatter, source, destination, bounds, at, local, values)
-    bucket_sort._scatter(source, destination, bounds, at, local, values)
+    assert_each_same(bucket_sort._scatter, 3, source, destination, bounds, at, local, values)
+    bucket_sort._scatter.plain(source, destination, bounds, at, local, values)
     firsts = np.concatenate([[0], ends[:, -1]]).astype(np.int64)
-    assert_same(bucket_sort._place, firsts, local, values, np.zeros(v + 1, np.int64), np.zeros(len(source), np.int32))
+    out = np.zeros(v + 1, np.int64), np.zeros(len(source), np.int32)
+    assert_each_same(bucket_sort._place, buckets, firsts, local, values, *out)
 
 
 def test_neighbours_without_direction(graph):
     start, source = graph
     both = (start, source, *undirected.transpose(start, source), bounds_of(len(start) - 1))
-    found = np.zeros(len(start), np.int64)
-    np.cumsum(assert_same(undirected._merge, *both, found, np.empty(0, np.int32), False), out=found[1:])
-    assert_same(undirected._merge, *both, found, np.zeros(found[-1], np.int32), True)
+    found, count = np.zeros(len(start), np.int64), np.zeros(len(start) - 1, np.int64)
+    count = assert_each_same(undirected._merge, 3, *both, found, np.empty(0, np.int32), count)
+    np.cumsum(count, out=found[1:])
+    assert_each_same(undirected._merge, 3, *both, found, np.zeros(found[-1], np.int32), count)
 
 
 @pytest.mark.parametrize("origin", [False, True])
@@ -59,10 +59,12 @@ def test_lists_are_coalesced(graph, origin):
     start, source = graph
     beside = np.arange(len(source) if origin else 0, dtype=np.int32)
     first = np.zeros(len(source), bool)
-    kept = assert_same(clean._sort, start, source, beside, first)
-    clean._sort(start, source, beside, first)
+    v = len(start) - 1
+    bounds, kept = bounds_of(v), np.zeros(v, np.int64)
+    kept = assert_each_same(clean._sort, 3, bounds, start, source, beside, first, kept)
+    clean._sort.plain(bounds, start, source, beside, first, kept)
     merged = np.concatenate([[0], np.cumsum(kept)])
-    assert_same(clean._compact, start, source, first, merged, np.zeros(merged[-1], np.int32))
+    assert_each_same(clean._compact, 3, bounds, start, source, first, merged, np.zeros(merged[-1], np.int32))
 
 
 def test_vertices_are_renumbered_and_counted(graph):
@@ -71,9 +73,11 @@ def test_vertices_are_renumbered_and_counted(graph):
     original = np.random.default_rng(1).permutation(v).astype(np.int32)
     new = np.argsort(original).astype(np.int32)
     moved = np.concatenate([[0], np.cumsum(np.diff(start)[original])])
-    assert_same(csc._renumber, start, source, original, new, bounds_of(v), moved, np.zeros(len(source), np.int32))
-    assert_same(csc._statistics, start, source, bounds_of(v))
-    assert_same(balance._edge_cut, start, source, np.random.default_rng(2).integers(0, 3, v).astype(np.int32))
+    bounds, part = bounds_of(v), np.random.default_rng(2).integers(0, 3, v).astype(np.int32)
+    out, counts = np.zeros(len(source), np.int32), np.zeros((3, 2), np.int64)
+    assert_each_same(csc._renumber, 3, start, source, original, new, bounds, moved, out)
+    assert_each_same(csc._statistics, 3, start, source, bounds, np.zeros(v, bool), counts, summed=True)
+    assert_each_same(balance._edge_cut, 3, bounds, start, source, part, counts[:, 0], summed=True)
 
 
 @pytest.mark.parametrize(("partitions", "chunks"), [(1, 1), (1, 5), (3, 4)])
@@ -82,14 +86,16 @@ def test_chunks(graph, partitions, chunks):
     v = len(start) - 1
     chunk_start = np.linspace(0, v, partitions * chunks + 1).astype(np.int64)
     edge_start, words = start[chunk_start], (v + 63) // 64
-    sizes = assert_same(neighbour_sets._set_sizes, edge_start, source, words)
+    count = partitions * chunks
+    sizes = assert_each_same(neighbour_sets._set_sizes, count, edge_start, source, words, np.zeros(count, np.int64))
     at = np.concatenate([[0], np.cumsum(sizes)])
     sources, local = np.zeros(at[-1], np.int32), np.zeros(len(source), np.int32)
-    assert_same(neighbour_sets._fill, edge_start, source, words, at, sources, local)
-    neighbour_sets._fill(edge_start, source, words, at, sources, local)
-    assert_same(neighbour_sets.globalise, edge_start, at, sources, local)
-    half = len(local) // 2
-    assert_same(neighbour_sets.globalise, np.minimum(edge_start, half), at, sources, local[:half])
+    assert_each_same(neighbour_sets._fill, count, edge_start, source, words, at, sources, local)
+    neighbour_sets._fill.plain(edge_start, source, words, at, sources, local)
+    for edges in (len(local), len(local) // 2):
+        ends, first = np.minimum(edge_start, edges), bounds_of(edges)
+        args = first, np.searchsorted(ends, first, side="right") - 1, ends, at, sources, local[:edges]
+        assert_each_same(neighbour_sets._globalise, 3, *args, np.zeros(edges, np.int32))
     larger_start, larger = assert_same(neighbour_sets.merge_sets, at, sources, partitions, 3, v)
     groups = np.append(np.arange(partitions)[:, None] * chunks + np.arange(0, chunks, 3), partitions * chunks)
     ends = edge_start[groups]
@@ -98,15 +104,17 @@ def test_chunks(graph, partitions, chunks):
         for rows in (None, np.arange(0, v, 2)):
             every, picked = rows is None, np.empty(0, np.int64) if rows is None else rows
             out = np.zeros((v if every else len(picked), 3))
-            args = picked, every, chunk_start, start, at, sources, local, weight, out
-            assert_same(degrees._degree_statistics, *args)
-    cuts = assert_same(vertex_blocks._cuts, at, sources, ((v - 1) >> vertex_blocks.BITS) + 1)
+            args = bounds_of(len(out)), picked, every, chunk_start, start, at, sources, local, weight, out
+            assert_each_same(degrees._degree_statistics, 3, *args)
+    cuts = vertex_blocks.block_cuts(at, sources, v)
     schedule = np.stack([np.random.default_rng(i).permutation(chunks) for i in range(partitions)]).astype(np.int32)
     partition_start = chunk_start[::chunks]
-    assert_same(volume._count, cuts, sources, partition_start, schedule)
+    blocks, overlap = cuts.shape[1] - 1, np.zeros((2, chunks, chunks), np.int64)
+    counts = np.zeros((blocks, 3), np.int64)
+    assert_each_same(volume._count, blocks, cuts, sources, partition_start, schedule, counts, summed=True)
     for i in range(1, partitions):
-        assert_same(reorganize._chunk_overlap, cuts, sources, schedule[:i], chunks, 2)
-    assert_same(reorganize._batch_overlap, cuts, sources, schedule, chunks, 2)
+        assert_each_same(reorganize._chunk_overlap, 2, cuts, sources, schedule[:i], overlap, summed=True)
+    assert_each_same(reorganize._batch_overlap, 2, cuts, sources, schedule, overlap, summed=True)
 
 
 @pytest.mark.parametrize("steps", [1, 6])

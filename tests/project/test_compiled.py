@@ -13,7 +13,6 @@ import pytest
 
 from experiments import cold_start
 from hongtu import compiled
-from hongtu.compiled import prange
 
 ROOT = Path(__file__).resolve().parents[2]
 only_plain = pytest.mark.skipif(compiled.ALWAYS, reason="HONGTU_COMPILE=always: nothing runs plainly")
@@ -21,7 +20,7 @@ only_plain = pytest.mark.skipif(compiled.ALWAYS, reason="HONGTU_COMPILE=always: 
 
 def doubled(x):
     total = 0
-    for k in prange(len(x)):
+    for k in range(len(x)):
         total += 2 * x[k]
     return total
 
@@ -29,7 +28,7 @@ def doubled(x):
 twice = compiled.compiled(doubled, plain=True, until=20)
 
 
-@compiled.compiled(parallel=True)
+@compiled.compiled
 def four_times(x):
     return 2 * twice(x)
 
@@ -42,6 +41,20 @@ def test_loops_run_plainly_until_they_were_given_as_much_as_compiling_costs():
     assert run._dispatcher is None
     assert run(np.arange(9)) == 72 and run._dispatcher is not None  # 30 elements in all
     assert run(np.arange(3)) == 6, "compiled once, compiled from then on"
+
+
+def add_to(part, counts, out):
+    out[part] += counts[part]
+
+
+@only_plain
+@pytest.mark.parametrize("plain", [True, lambda counts, out: np.add(out, counts, out=out)])
+def test_each_part_is_done_once_in_either_form(plain):
+    run, out = compiled.compiled(add_to, plain=plain, until=20), np.zeros(5)
+    run.each(5, np.arange(5), out)
+    assert run._dispatcher is None and out.tolist() == [0, 1, 2, 3, 4]
+    run.each(5, np.arange(5), out)
+    assert run._dispatcher is not None and out.tolist() == [0, 2, 4, 6, 8]
 
 
 def test_a_large_first_call_is_compiled_and_counted():
@@ -67,7 +80,6 @@ import numpy as np
 from hongtu import compiled
 from hongtu.kernels import sums
 for dtype in (np.int32, np.int64):
-    assert sums.parts_for.dispatcher(dtype(100000), 2) == 8
     assert sums.row_of(np.zeros(1, dtype), np.zeros(0, dtype), False, 0) == 0
 print(compiled.kept_in(), os.environ["NUMBA_CACHE_DIR"], oct(os.stat(os.environ["NUMBA_CACHE_DIR"]).st_mode))
 print(sum(len(files) for _, _, files in os.walk(os.environ["NUMBA_CACHE_DIR"])))

@@ -14,8 +14,7 @@ from hongtu.host import LEAST, in_parts
 
 @pytest.fixture(autouse=True)
 def four_threads(monkeypatch):
-    monkeypatch.setattr(host, "num_threads", lambda: 4)
-    monkeypatch.setattr(host, "_here", threading.local())
+    monkeypatch.setattr(host, "copy_threads", lambda: 4)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(os, "times", lambda: (told["own"], 0.0, 0.0, 0.0, 0.0))
     monkeypatch.setattr(time, "monotonic", lambda: told["now"])
-    monkeypatch.setattr(threads, "our_threads", lambda: 2)
+    monkeypatch.setattr(threads, "num_threads", lambda: 2)
     return tell
 
 
@@ -77,7 +77,7 @@ def test_others_are_what_the_processors_did_beside_us(machine, monkeypatch):
     assert crowd.others() == pytest.approx(0)
     machine(13, 12.5, 8, after=2)
     assert crowd.others() == pytest.approx(1.25)
-    monkeypatch.setattr(threads, "our_threads", lambda: 1)
+    monkeypatch.setattr(threads, "num_threads", lambda: 1)
     machine(14, 12.5, 8)
     assert crowd.others() == pytest.approx(0), "one of two cores is free for them"
 
@@ -99,27 +99,27 @@ def test_cores_follow_the_quota(tmp_path, monkeypatch):
 
 
 def test_threads_follow_the_quota(monkeypatch):
-    import numba
     import torch
 
-    before = torch.get_num_threads(), numba.get_num_threads()
+    before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "usable_cores", lambda: 1)
     try:
         threads.follow_quota()
-        assert (torch.get_num_threads(), numba.get_num_threads()) == (1, 1)
+        assert torch.get_num_threads() == threads.num_threads() == 1
         monkeypatch.setattr(threads, "usable_cores", lambda: 64)
         threads.follow_quota()
-        assert (torch.get_num_threads(), numba.get_num_threads()) == (1, 1), "nothing becomes more"
+        assert torch.get_num_threads() == 1, "nothing becomes more"
     finally:
-        torch.set_num_threads(before[0])
-        numba.set_num_threads(before[1])
+        torch.set_num_threads(before)
 
 
 def test_a_library_that_is_being_imported_is_left_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "_without_torch", threads._without_torch.__wrapped__)
     threads.follow_quota()
-    assert threads.our_threads() == threads.usable_cores()
+    assert threads.num_threads() == threads.usable_cores()
 
 
 CROWDED_AND_CALM = """
@@ -225,28 +225,25 @@ if by != "torch last":
 import hongtu, numpy as np
 if by == "torch":
     torch.set_num_threads(int(said))
-if by == "numba":
-    import numba
-    numba.set_num_threads(int(said)), torch.set_num_threads(2)
 rng = np.random.default_rng(0)
 artifact = hongtu.preprocess_graph(
     rng.integers(0, 300, (2, 3000)), 300, "artifact", features=rng.normal(size=(300, 8)).astype("f"),
     labels=np.arange(300) % 3, masks={"train": np.arange(300) < 100}, force=True,
 )
-import numba, torch
+import torch
 hongtu.Trainer(artifact, [hongtu.nn.GATConv(8, 3)]).fit(1)
-print(torch.get_num_threads(), numba.get_num_threads())
+print(torch.get_num_threads(), hongtu.threads.num_threads())
 """
 
 
-@pytest.mark.parametrize("by", ["environment", "torch", "numba", "torch last"])
+@pytest.mark.parametrize("by", ["environment", "torch", "torch last"])
 def test_the_number_of_threads_that_was_said_stays(by, tmp_path):
     there = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}  # MKL has one, too
     there |= {"OMP_NUM_THREADS": "1"} if by in ("environment", "torch last") else {}
     command = [sys.executable, "-c", KEPT, "1", by]
-    done = subprocess.run(command, env=there | {"NUMBA_NUM_THREADS": "2"}, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(command, env=there, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == (["2", "1"] if by == "numba" else ["1", "1"])
+    assert done.stdout.split() == ["1", "1"]
 
 
 FORKED = """
