@@ -14,8 +14,10 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.files import Create
+from hongtu.parallel import parallel_for
 from hongtu.threads import num_threads
 
+BLOCK = 1 << 20  # keys counted at a time
 BITS = 16  # of the key inside a bucket: what is left fits uint16, and 2 ** 16 counters fit the L2 cache
 
 
@@ -41,7 +43,7 @@ def group_by_key(
     bounds = [np.linspace(0, len(keys), threads + 1).astype(np.int64) for keys, _ in pairs]
     counts = np.zeros((len(pairs) * threads, buckets), dtype=np.int64)
     for k, (keys, _) in enumerate(pairs):
-        _count.each(threads, _rows(keys), bounds[k], counts[k * threads : (k + 1) * threads])
+        _count(keys, bounds[k], counts[k * threads : (k + 1) * threads])
     total = int(counts.sum())
     ends = np.cumsum(counts.T).reshape(counts.T.shape)  # bucket by bucket, thread by thread
     at = np.ascontiguousarray((ends - counts.T).T)
@@ -60,21 +62,15 @@ def _rows(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def _plain_count(keys, bounds, counts):
-    for t, (lo, hi) in enumerate(pairwise(bounds)):
-        counts[t] = np.bincount(keys[lo:hi] >> BITS, minlength=counts.shape[1])
+def _count(keys: np.ndarray, bounds: np.ndarray, counts: np.ndarray) -> None:
+    """Keys of each bucket in each thread's part, to ``counts`` int64 [T, B]."""
 
+    def count(t: int) -> None:
+        for lo in range(bounds[t], bounds[t + 1], BLOCK):
+            bucket = keys[lo : min(lo + BLOCK, bounds[t + 1])] >> BITS
+            counts[t] += np.bincount(bucket, minlength=counts.shape[1])
 
-@compiled(plain=_plain_count)
-def _count(t, keys, bounds, counts):
-    """Keys of each bucket in a thread's part, to ``counts`` int64 [T, B]."""
-    own = np.empty(counts.shape[1], dtype=np.int64)  # in a place that no other thread writes near
-    for bucket in range(len(own)):
-        own[bucket] = 0
-    for e in range(bounds[t], bounds[t + 1]):
-        own[keys[e] >> BITS] += 1
-    for bucket in range(len(own)):
-        counts[t, bucket] = own[bucket]
+    parallel_for(count, len(counts))
 
 
 def _plain_scatter(keys, values, bounds, at, local, bucketed):

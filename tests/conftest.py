@@ -23,6 +23,7 @@ _THREADS = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUN
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("MKL_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start would compile every source again
 
 # HYPOTHESIS_PROFILE=thorough searches further, with a new seed each time. Compiling a kernel makes the first example
 # slow: no deadline.
@@ -38,13 +39,13 @@ GOLDEN = 0.6180339887  # of a grid, steps of this part of it meet no period of i
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help="of each grid a few cases, of a long one one: `make test`")
     parser.addoption("--rest", action="store_true", help="what a sample leaves out")
-    parser.addoption("--whole", action="store_true", help="every case of the grids of which pairs are else enough")
+    parser.addoption("--whole", action="store_true", help="every case of grids of which some are else enough")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the pairs of a grid that is marked so, without ``--whole``. With ``--sample``, keep a few spread cases of
-    every test function, one of a long grid or as many as its mark says, and no long test that is no grid; with
-    ``--rest`` all others."""
+    """Without ``--whole``, keep the pairs of a grid that is marked so, and of a grid as many spread cases as its mark
+    says. With ``--sample``, keep of these a few of every test function, one of a long grid or as many as its mark says,
+    and no long test that is no grid; with ``--rest`` all others."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         grids.setdefault(item.nodeid.split("[")[0], []).append(item)
@@ -53,13 +54,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if grid[0].get_closest_marker("pairs") is not None and not config.getoption("--whole"):
             cases = [tuple(map(_known, item.callspec.params.values())) for item in grid]  # type: ignore[attr-defined]
             grid = [grid[k] for k in every_pair(cases)]
+        if (enough := grid[0].get_closest_marker("most")) is not None and not config.getoption("--whole"):
+            grid = spread(grid, *enough.args)
         long = grid[0].get_closest_marker("long")
-        most = min(len(grid), MOST if long is None else long.kwargs.get("sample", int(len(grid) > 1)))
-        sample = {grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(most)}
+        sample = {*spread(grid, MOST if long is None else long.kwargs.get("sample", int(len(grid) > 1)))}
         rest = {*grid} - sample if config.getoption("--rest") else {*grid}
         kept |= sample if config.getoption("--sample") else rest
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def spread(grid: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """So many cases of a grid, or a few less: the same again for a larger number, and others beside them."""
+    return list(dict.fromkeys(grid[int(len(grid) * (k * GOLDEN % 1))] for k in range(min(len(grid), most))))
 
 
 def _known(value: object) -> object:

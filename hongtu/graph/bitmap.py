@@ -5,34 +5,38 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.compiled import compiled
+from hongtu.graph.distinct import distinct
 
 
-@compiled
-def insert(words, rows, offset):
-    """Add ``rows - offset`` to the set, which is uint64 words of 64 rows each.
+def _plain_put_distinct(rows, offset, words, out, at):
+    found = distinct(rows)
+    out[at : at + len(found)] = found
+    return at + len(found)
+
+
+@compiled(plain=_plain_put_distinct)
+def put_distinct(rows, offset, words, out, at):
+    """Write ``rows``, ascending and each once, to ``out[at:]``, by way of words of 64 rows from ``offset`` on, which
+    are 0 before and after; returns where they end.
 
     >>> words, out = np.zeros(2, dtype=np.uint64), np.empty(3, dtype=np.int32)
-    >>> insert(words, np.array([163, 101, 163, 102]), 100)
-    >>> take_all(words, 0, 128, 100, out, 0), out.tolist(), words.tolist()
+    >>> put_distinct(np.int32([163, 101, 163, 102]), 100, words, out, 0), out.tolist(), words.tolist()
     (3, [101, 102, 163], [0, 0])
     """
+    first, last = len(words), -1
     for k in range(len(rows)):
-        row = np.uint64(rows[k] - offset)
-        words[row >> np.uint64(6)] |= np.uint64(1) << (row & np.uint64(63))
-
-
-@compiled
-def take_all(words, first, end, offset, out, at):
-    """Move the set's rows within first .. end - 1 to ``out[at:]``, plus ``offset``; returns where they end."""
-    if first >= end:
-        return at
-    for w in range(first >> 6, ((end - 1) >> 6) + 1):
-        bits = words[w]
+        row = np.int64(rows[k]) - offset
+        word = row >> 6
+        words[word] |= np.uint64(1) << np.uint64(row & 63)
+        first = word if word < first else first
+        last = word if word > last else last
+    for word in range(first, last + 1):
+        bits = words[word]
         while bits != np.uint64(0):
-            out[at] = offset + 64 * w + lowest(bits)
+            out[at] = offset + 64 * word + lowest(bits)
             at += 1
             bits &= bits - np.uint64(1)
-        words[w] = np.uint64(0)
+        words[word] = np.uint64(0)
     return at
 
 

@@ -226,7 +226,7 @@ class Topology:
         bounds = self.chunk_start, larger.chunk_start
         edge_start, larger_start = (np.asarray(self.in_edge_start)[start] for start in bounds)
         sets = self.source_start, self.sources, larger.source_start, larger.sources
-        local_source = relabel(edge_start, larger_start, *sets, self.local_source, self.num_vertices)
+        local_source = relabel(edge_start, larger_start, *sets, self.local_source)
         return replace(larger, local_source=local_source)
 
     def grouped_sets(self, size: int) -> Topology:

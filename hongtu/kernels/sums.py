@@ -17,7 +17,7 @@ from hongtu.compiled import compiled
 from hongtu.kernels.parts import by_destination, by_row, by_source
 
 
-@compiled
+@compiled(inline="always")
 def row_of(local_source, slot_of_source, mapped, e):
     """The row of an edge's source."""
     source = np.uint64(local_source[e])

@@ -40,11 +40,14 @@ def cluster_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, se
     while len(part) > 1 and cap < 2 * size.sum():
         # read at random, so as small as it may be: no tally exceeds the number of entries
         tally = np.zeros(len(part), dtype=np.int32 if total < 2**31 else np.int64)
-        label = _propagate(start, neighbour, weight, part, size, cap, ROUNDS, tally)
+        label: np.ndarray = np.arange(len(part), dtype=np.int32)
+        filled = size.copy()
+        for _ in range(ROUNDS):
+            _propagate(start, neighbour, weight, part, size, cap, label, filled, tally)
         kept, label = np.unique(label, return_inverse=True)
         label = label.astype(np.int32)
         levels.append(label)
-        start, neighbour, weight = _contract(start, neighbour, weight, label, len(kept))
+        start, neighbour, weight = _contracted(start, neighbour, weight, label, len(kept))
         size = np.bincount(label, weights=size, minlength=len(kept)).astype(np.int64)
         part = part[kept]
         cap *= GROWTH
@@ -57,53 +60,44 @@ def cluster_order(start: np.ndarray, neighbour: np.ndarray, part: np.ndarray, se
 
 
 @compiled(plain=True)
-def _propagate(start, neighbour, weight, part, size, cap, rounds, tally):
-    """int32 [V], the cluster of every vertex, named by one of its members; an empty ``weight`` is 1 throughout."""
-    num_vertices = len(part)
+def _propagate(start, neighbour, weight, part, size, cap, label, filled, tally):
+    """A round of label propagation: each vertex goes to the cluster, named by one of its members, that most of its
+    neighbours are in; an empty ``weight`` is 1 throughout. ``tally`` is 0 before and after."""
     weighted = len(weight) > 0
-    label = np.arange(num_vertices, dtype=np.int32)
-    filled = size.copy()
-    for _ in range(rounds):
-        for v in range(num_vertices):
-            own = label[v]
-            for e in range(start[v], start[v + 1]):
-                tally[label[neighbour[e]]] += weight[e] if weighted else 1
-            best, most = own, tally[own]
-            for e in range(start[v], start[v + 1]):
-                other = label[neighbour[e]]
-                if tally[other] > most and part[other] == part[v] and filled[other] + size[v] <= cap:
-                    best, most = other, tally[other]
-            for e in range(start[v], start[v + 1]):
-                tally[label[neighbour[e]]] = 0
-            if best != own:
-                filled[own] -= size[v]
-                filled[best] += size[v]
-                label[v] = best
-    return label
+    for v in range(len(part)):
+        own = label[v]
+        for e in range(start[v], start[v + 1]):
+            tally[label[neighbour[e]]] += weight[e] if weighted else 1
+        best, most = own, tally[own]
+        for e in range(start[v], start[v + 1]):
+            other = label[neighbour[e]]
+            if tally[other] > most and part[other] == part[v] and filled[other] + size[v] <= cap:
+                best, most = other, tally[other]
+        for e in range(start[v], start[v + 1]):
+            tally[label[neighbour[e]]] = 0
+        if best != own:
+            filled[own] -= size[v]
+            filled[best] += size[v]
+            label[v] = best
 
 
-@compiled(plain=True)
-def _contract(start, neighbour, weight, label, clusters):
-    """The graph of clusters; edge weights add up, edges inside a cluster vanish.
+def _contracted(start, neighbour, weight, label, clusters):
+    """The graph of clusters: edge weights add up, edges inside a cluster vanish.
 
     The lists returned are the front of longer arrays, of which the system gives memory only where it is written.
     """
-    weighted = len(weight) > 0
-    members = np.zeros(clusters + 1, dtype=np.int64)
-    for v in range(len(label)):
-        members[label[v] + 1] += 1
-    members = np.cumsum(members)
-    at = members[:-1].copy()
-    member = np.empty(len(label), dtype=np.int32)
-    for v in range(len(label)):
-        member[at[label[v]]] = v
-        at[label[v]] += 1
+    members, member = np.bincount(label, minlength=clusters), np.argsort(label, kind="stable").astype(np.int32)
     out_start = np.zeros(clusters + 1, dtype=np.int64)
-    out_neighbour = np.empty(len(neighbour), dtype=np.int32)
-    out_weight = np.empty(len(neighbour), dtype=np.int32)
+    out = np.empty(len(neighbour), dtype=np.int32), np.empty(len(neighbour), dtype=np.int32)
     place = np.full(clusters, -1, dtype=np.int64)
-    count = 0
-    for c in range(clusters):
+    _contract(start, neighbour, weight, label, np.append(0, np.cumsum(members)), member, place, out_start, *out)
+    return out_start, *(array[: out_start[-1]] for array in out)
+
+
+@compiled(plain=True)
+def _contract(start, neighbour, weight, label, members, member, place, out_start, out_neighbour, out_weight):
+    weighted, count = len(weight) > 0, 0
+    for c in range(len(out_start) - 1):
         begin = count
         for k in range(members[c], members[c + 1]):
             v = member[k]
@@ -118,4 +112,3 @@ def _contract(start, neighbour, weight, label, clusters):
                     count += 1
                 out_weight[place[other]] += weight[e] if weighted else 1
         out_start[c + 1] = count
-    return out_start, out_neighbour[:count], out_weight[:count]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.compiled import compiled
-from hongtu.preprocess.vertex_blocks import vertex_ranges
+from hongtu.parallel import parallel_for
+from hongtu.preprocess.vertex_blocks import even_blocks
 
 
 def partition_statistics(
@@ -20,20 +20,16 @@ def partition_statistics(
         "train": np.bincount(part[train_mask], minlength=partitions),
     }
     balance = {name: round(float(c.max() / max(c.mean(), 1e-12)), 4) for name, c in counts.items()}
-    bounds = vertex_ranges(in_edge_start)
+    return {"edge_cut": _edge_cut(in_edge_start, source, part), "balance": balance}
+
+
+def _edge_cut(in_edge_start: np.ndarray, source: np.ndarray, part: np.ndarray) -> int:
+    bounds = even_blocks(in_edge_start, max(1, len(source) >> 20))
     cut = np.zeros(len(bounds) - 1, dtype=np.int64)
-    _edge_cut.each(len(cut), bounds, in_edge_start, source, part, cut)
-    return {"edge_cut": int(cut.sum()), "balance": balance}
 
+    def count(k: int) -> None:
+        own = part[bounds[k] : bounds[k + 1]].repeat(np.diff(in_edge_start[bounds[k] : bounds[k + 1] + 1]))
+        cut[k] = np.count_nonzero(part[source[in_edge_start[bounds[k]] : in_edge_start[bounds[k + 1]]]] != own)
 
-def _plain_edge_cut(bounds, in_edge_start, source, part, cut):
-    cut[0] = (part[source] != np.repeat(part, np.diff(in_edge_start))).sum()
-
-
-@compiled(plain=_plain_edge_cut)
-def _edge_cut(k, bounds, in_edge_start, source, part, cut):
-    count = 0
-    for v in range(bounds[k], bounds[k + 1]):
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            count += part[source[e]] != part[v]
-    cut[k] = count
+    parallel_for(count, len(cut))
+    return int(cut.sum())

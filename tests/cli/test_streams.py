@@ -29,6 +29,7 @@ def shell(script, folder, **environment):
     )
 
 
+@pytest.mark.most(2)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/null"])
 def test_a_run_ends_well_where_streams_are_closed(closed, artifact, tmp_path):
     done = shell(f"{HONGTU} train {artifact} --hidden 4 --epochs 2 --run run {closed}", tmp_path)

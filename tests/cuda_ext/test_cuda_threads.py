@@ -62,6 +62,7 @@ def dropout(machine, width):
     DropoutParity().test_dropout(machine, width, 0.5, DTYPE, 0)
 
 
+@pytest.mark.most(4)
 @pytest.mark.long
 @pytest.mark.parametrize("run", [rows, csc, softmax, gates, attention, dropout], ids=lambda run: run.__name__)
 def test_no_threads_race_on_a_processor(programs, run):

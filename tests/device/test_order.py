@@ -33,6 +33,7 @@ def test_streams_are_ordered_and_no_wait_is_one_too_many(strategy, monkeypatch):
     assert not [why for why in waits if not conflicts(tape, frozenset({why}))], "not needed"
 
 
+@pytest.mark.most(5)
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", [OVERLAPPING, Strategy()], ids=["out of core", "in memory"])
 @pytest.mark.parametrize("model", SIX, ids=repr)

@@ -31,6 +31,7 @@ def _hidden(monkeypatch):
     monkeypatch.setattr(models, "H", HIDDEN)
 
 
+@pytest.mark.most(5)
 @pytest.mark.long
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("model", SIX, ids=repr)

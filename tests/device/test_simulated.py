@@ -39,6 +39,7 @@ grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
+@pytest.mark.most(8)
 @pytest.mark.pairs
 @pytest.mark.long
 @strategies
@@ -53,6 +54,7 @@ def test_training_is_exact(model, grain, strategy):
         check(model, problem, grain, device=device, strategy=strategy, device_memory=some)
 
 
+@pytest.mark.most(3)
 @pytest.mark.long
 @six
 def test_batches_overlap_and_stay_exact(model):

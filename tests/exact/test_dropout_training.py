@@ -70,6 +70,7 @@ def losses(model, grain, strategy, budget, seed=3, epochs=4):
     return [trainer.train_epoch().loss for _ in range(epochs)]
 
 
+@pytest.mark.most(3)
 @pytest.mark.long
 @models
 def test_the_losses_of_every_cut_are_the_same(model):

@@ -57,6 +57,7 @@ def test_options_are_exact(model):
     check(model, awkward(), (2, 3), epochs=2, device_memory="smallest")
 
 
+@pytest.mark.most(4)
 @pytest.mark.long
 @own
 def test_pruned_chunks_and_chunks_without_edges(model):
@@ -73,6 +74,7 @@ def test_single_precision(name):
     check(MODELS[name], awkward(), (2, 3), epochs=2, tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")
 
 
+@pytest.mark.most(3)
 @pytest.mark.long
 @own
 def test_devices_with_memory_of_their_own(model):

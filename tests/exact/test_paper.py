@@ -93,6 +93,7 @@ def test_algorithm_1_on_an_awkward_graph(model, strategy, grain):
     check_volumes(model, problems.awkward(), grain, strategy)
 
 
+@pytest.mark.most(4)
 @pytest.mark.long
 @pytest.mark.parametrize("graph", ["planetoid-citeseer", "web-cnr-2000"])
 @pytest.mark.parametrize("model", SIX, ids=repr)

@@ -21,6 +21,7 @@ six = pytest.mark.parametrize("model", SIX, ids=repr)
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
+@pytest.mark.most(20)
 @over_grid
 @six
 def test_awkward_graph(model, grain, strategy):
@@ -30,6 +31,7 @@ def test_awkward_graph(model, grain, strategy):
         check(model, problems.awkward(), grain, epochs=2, strategy=strategy)
 
 
+@pytest.mark.most(12)
 @pytest.mark.pairs
 @over_grid
 @six
@@ -47,6 +49,7 @@ def test_cora(model, grain, strategy, data_graph):
     check(model, problem, grain, strategy=strategy, epochs=2)
 
 
+@pytest.mark.most(9)
 @strategies
 @six
 def test_cora_in_the_smallest_budget(model, strategy, data_graph):
@@ -103,6 +106,7 @@ LINEAR = Model(
 )
 
 
+@pytest.mark.most(8)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "strategy", list(savings()), ids=lambda s: "+".join(n for n in SWITCHES if getattr(s, n)) or "none"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.graph.bitmap import insert, take_all
+from hongtu.graph.bitmap import put_distinct
 from hongtu.graph.locality import miss_ratio
 from hongtu.graph.topology import Topology, build_topology
+from tests.plain_forms import assert_same
 
 
 def random_topology(rng: np.random.Generator, partitions: int, chunks: int) -> Topology:
@@ -87,7 +88,7 @@ def test_the_longest_of_a_chunk_is_its_own() -> None:
 @given(st.lists(st.integers(7, 400)))
 def test_a_bitmap_sorts_and_drops_repeats(rows: list[int]) -> None:
     words, out = np.zeros(7, dtype=np.uint64), np.full(len(rows) + 1, -1, dtype=np.int32)
-    insert(words, np.array(rows, dtype=np.int32), 7)
-    end = take_all(words, min(rows, default=7) - 7, max(rows, default=6) - 6, 7, out, 0)
+    end = assert_same(put_distinct, np.array(rows, dtype=np.int32), 7, words, out, 0)
+    put_distinct.dispatcher(np.array(rows, dtype=np.int32), 7, words, out, 0)
     assert out[:end].tolist() == sorted(set(rows))
     assert (out[end:] == -1).all() and not words.any()

@@ -58,6 +58,7 @@ def both(name, arguments, outputs, module=sums):
     return found
 
 
+@pytest.mark.most(16)
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", WIDTHS)

@@ -81,6 +81,7 @@ ATTRIBUTES = {
 }  # fmt: skip
 
 
+@pytest.mark.most(10)
 @pytest.mark.pairs
 @pytest.mark.parametrize("form", ATTRIBUTES)
 @pytest.mark.parametrize("kind", [pyg.GCN, pyg.GraphSAGE, pyg.GAT], ids=lambda kind: kind.__name__)
@@ -119,6 +120,7 @@ WEIGHED = {
 FORWARDS = [own_weighs, weighs_by_name, of_data, weighs_once, weighs_first_unweighted]
 
 
+@pytest.mark.most(12)
 @pytest.mark.pairs
 @pytest.mark.parametrize("forward", FORWARDS)
 @pytest.mark.parametrize("parts", WEIGHED)
@@ -261,6 +263,7 @@ def of_matrix_of_data(self, data):
     return self.b(self.a(data.x, data.adj_t).relu(), data.adj_t)
 
 
+@pytest.mark.most(10)
 @pytest.mark.pairs
 @pytest.mark.parametrize("forward", [of_matrix, of_matrix_or_weights, of_edges_or_matrix, of_matrix_of_data])
 @pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage", "gin"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -42,7 +44,10 @@ def test_what_chunks_read(vertices, devices, chunks):
     topology = build_topology(devices, bounds, start, rng.integers(0, vertices, start[-1]))
     schedule = np.arange(devices * chunks).reshape(devices, chunks)[:, ::-1].copy()
     for lo, hi in ((0, vertices), (vertices // 3, vertices // 2), (0, 0)):
-        assert_same(reuse._transition_requests, topology.source_start, topology.sources, schedule, lo, hi)
+        begin, rows = reuse._transition_requests(topology.source_start, topology.sources, schedule, lo, hi)
+        for b, (first, end) in enumerate(pairwise(begin)):
+            wanted = np.concatenate([topology.neighbour_set(c) for c in schedule[:, b]])
+            assert rows[first:end].tolist() == sorted(set(wanted[(wanted >= lo) & (wanted < hi)].tolist()))
     for part in (0.0, 0.2, 1.0):
         mask, t = rng.random(vertices) < part, topology
         of_chunks = t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source

@@ -28,6 +28,7 @@ six = pytest.mark.parametrize("model", SIX, ids=repr)
 machines = pytest.mark.parametrize("hardware", [CPU, H200], ids=lambda hardware: hardware.name)
 
 
+@pytest.mark.most(4)
 @pytest.mark.long
 @machines
 @six

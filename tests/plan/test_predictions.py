@@ -13,7 +13,7 @@ from hongtu.errors import BudgetError
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
-COMBINATIONS = 96
+COMBINATIONS = 40
 SHARDS = 4
 
 

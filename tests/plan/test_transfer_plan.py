@@ -22,7 +22,7 @@ from hongtu.plan.program.origins import Column, HostRows, OfChunk, SlotsOfSource
 from hongtu.plan.program.program import PassProgram, Program
 from tests.interpreter import Interpreter
 
-CASES = 600  # tiny graphs per policy
+CASES = 300  # tiny graphs per policy
 
 
 def random_case(rng: np.random.Generator, max_vertices: int = 12, max_chunks: int = 4):

@@ -24,6 +24,7 @@ from tests.faults.readers import READERS
 from tests.neutral import contents
 
 
+@pytest.mark.most(16)
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_inputs_are_read_as_what_they_are_or_refused(name):
     outcome = fuzz_reader(name, 150)

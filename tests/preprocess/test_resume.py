@@ -26,7 +26,7 @@ from tests.neutral import contents, pieces, write
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--partitions", "2", "--chunks", "3"]
 STAGES = ["_csc", "_partition", "_order", "_renumber", "_chunks", "_reorganise", "_volumes", "_write", "_header"]
-KILLS = 20
+KILLS = 10
 
 
 @pytest.fixture

@@ -153,6 +153,7 @@ OPTIONS = ["--fanouts", "10,10", "--batch-size", "512", "--hidden", "8"]
 SCRIPT = "experiments.sampled_ranks"
 
 
+@pytest.mark.most(1)
 @pytest.mark.long(sample=0)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ddp_trains_as_one_process(ranks, generated, tmp_path):

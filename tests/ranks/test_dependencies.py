@@ -56,6 +56,7 @@ def check_ranks(ranks, model, problem, grain=(4, 3), *, tolerance=SAME, **option
 over_dependencies = pytest.mark.parametrize("dependencies", ("cache", "comm"))
 
 
+@pytest.mark.most(8)
 @pytest.mark.pairs
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("strategy", training.STRATEGIES)

@@ -16,8 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hongtu.compiled import compiled
-from hongtu.graph.bitmap import insert, take_all
+from hongtu.graph.neighbour_sets import union_sets
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, Gaps, count_gaps
 from hongtu.plan.cache.intervals import chain, next_uses
@@ -130,42 +129,15 @@ def _mirror_requests(source_start, sources, chunk, device, lo, hi):
     return start, np.concatenate(parts).astype(np.int32, copy=False)
 
 
-def _owned_rows(source_start, sources, chunk, lo, hi):
-    """As ``_transition_requests``."""
-    parts, start = [sources[:0]], np.zeros(chunk.shape[1] + 1, dtype=np.int64)
-    for b in range(chunk.shape[1]):
-        needed = np.zeros(hi - lo, dtype=np.bool_)
-        for c in chunk[:, b]:
-            wanted = sources[source_start[c] : source_start[c + 1]]
-            needed[wanted[np.searchsorted(wanted, lo) : np.searchsorted(wanted, hi)] - lo] = True
-        parts.append((np.flatnonzero(needed) + lo).astype(np.int32))
-        start[b + 1] = start[b] + len(parts[-1])
-    return start, np.concatenate(parts).astype(np.int32, copy=False)
-
-
-@compiled(plain=_owned_rows)
 def _transition_requests(source_start, sources, chunk, lo, hi):
     """Per batch, the transition set: rows lo .. hi - 1 that some chunk of the batch needs."""
-    devices, num_batches = chunk.shape
-    total = 0
-    for b in range(num_batches):
-        for i in range(devices):
-            total += source_start[chunk[i, b] + 1] - source_start[chunk[i, b]]
-    row = np.empty(total, dtype=np.int32)
-    start = np.zeros(num_batches + 1, dtype=np.int64)
-    words = np.zeros((hi - lo + 63) // 64, dtype=np.uint64)
-    at = 0
-    for b in range(num_batches):
-        first, end = hi - lo, 0
-        for i in range(devices):
-            wanted = sources[source_start[chunk[i, b]] : source_start[chunk[i, b] + 1]]
-            own = wanted[np.searchsorted(wanted, lo) : np.searchsorted(wanted, hi)]
-            if len(own) > 0:
-                insert(words, own, lo)
-                first, end = min(first, own[0] - lo), max(end, own[-1] - lo + 1)
-        at = take_all(words, first, end, lo, row, at)
-        start[b + 1] = at
-    return start, row[:at].copy()
+
+    def own(c):
+        wanted = sources[source_start[c] : source_start[c + 1]]
+        return wanted[np.searchsorted(wanted, lo) : np.searchsorted(wanted, hi)]
+
+    sets = [[own(c) for c in batch] for batch in chunk.T]
+    return union_sets(sets, sum(len(rows) for batch in sets for rows in batch), lo, hi - lo)
 
 
 def _window_rows(start, row, prefetch, num_vertices):
