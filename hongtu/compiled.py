@@ -24,7 +24,7 @@ from hongtu.errors import note
 from hongtu.parallel import parallel_for
 
 LOOPS, ARRAYS = 300_000, 100_000_000  # elements that plain loops, and plain operations on arrays, are given in all
-AT_ONCE = 3_500_000  # elements in one call: operations on arrays take several times the memory of compiled loops
+AT_ONCE = 5_000_000  # elements in one call: operations on arrays take several times the memory of compiled loops
 ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
 
 seconds: dict[str, float] = {}  # that compiling took in this process, by kernel, without the kernels that it calls
