@@ -16,8 +16,9 @@ import tempfile
 import threading
 from collections.abc import Callable
 from functools import update_wrapper
+from hashlib import sha256
 from time import perf_counter
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from hongtu.errors import note
@@ -116,7 +117,7 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
             made = numba.njit(**options)(copy)
         except RuntimeError:  # no directory is found for it
             made = numba.njit(**options | {"cache": _own_directory()})(copy)
-        made._cache = _Kept(made._cache)
+        made._cache = _Kept(made._cache, _fingerprint(function, options))
         return made
     return numba.njit(**options)(copy)
 
@@ -136,11 +137,30 @@ def _for_numba(function: Any) -> dict[str, Any]:
     return found
 
 
-class _Kept:
-    """A cache of compiled code on a disk that may become full: then code lives as long as the process."""
+def _fingerprint(function: Any, options: dict[str, Any]) -> str:
+    """Of all that compiled code depends on: numba looks at the function's own file, not at what it calls in others."""
+    stated = {name: sorted(value) if isinstance(value, set) else value for name, value in options.items()}
+    found, left = [repr(sorted(stated.items()))], [function]
+    for one in left:
+        code = one.__code__
+        found += [code.co_code.hex(), repr([x for x in code.co_consts if not isinstance(x, CodeType)])]
+        for name in code.co_names:
+            value = one.__globals__.get(name)
+            value = value.py_func if isinstance(value, Compiled) else value
+            if isinstance(value, (int, float, str)):
+                found.append(f"{name} = {value!r}")
+            elif isinstance(value, FunctionType) and value not in left:
+                left.append(value)
+    return sha256("\n".join(found).encode()).hexdigest()
 
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
+
+class _Kept:
+    """A cache of compiled code, by a fingerprint, on a disk that may become full: then code lives as long as the
+    process."""
+
+    def __init__(self, cache: Any, fingerprint: str) -> None:
+        self._cache, key_of = cache, cache._index_key
+        cache._index_key = lambda signature, codegen: (*key_of(signature, codegen), fingerprint)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)

@@ -67,6 +67,38 @@ def test_compiled_code_calls_what_is_compiled():
     assert four_times(np.arange(4)) == 24
 
 
+CALLS = """
+from hongtu.compiled import compiled
+from callee import FACTOR, twice
+@compiled
+def four_times(x):
+    return FACTOR * twice(x)
+print(four_times(3), __import__("hongtu.compiled").compiled.seconds.keys())
+"""
+CALLEE = """
+from hongtu.compiled import compiled
+FACTOR = {}
+@compiled
+def twice(x):
+    return x + {}
+"""
+
+
+def test_what_is_kept_is_not_used_where_code_in_another_file_has_changed(tmp_path):
+    """numba itself looks at the file of the kernel alone."""
+    (tmp_path / "caller.py").write_text(CALLS)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for factor, added in ((2, "x"), (2, "x"), (2, "1"), (3, "1")):
+        (tmp_path / "callee.py").write_text(CALLEE.format(factor, added))
+        os.utime(tmp_path / "callee.py", (len(found), len(found)))  # of one length, in one second
+        command = [sys.executable, "-B", "-c", "import caller"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        number, compiled_now = done.stdout.split(maxsplit=1)
+        found.append((int(number), "four_times" in compiled_now))
+    assert found == [(12, True), (12, False), (8, True), (12, True)]
+
+
 CODE = """
 import os, sys
 import numba.core.caching as caching
