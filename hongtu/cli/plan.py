@@ -115,8 +115,8 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
-    if config.host_memory is not None or config.spill is not None:
-        raise InputError("--host-memory and --spill: are for one process; leave them, or --ranks, out")
+    if config.spill is not None:
+        raise InputError("--spill: one process lays rows on a disk; leave it, or --ranks, out")
     for option in ("explain", "plot", "listing", "check"):
         if getattr(options, option) not in (None, False):
             raise InputError(f"--{option}: shows one process's plan; leave --ranks out")
@@ -124,6 +124,7 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
     plans = plan_ranks(
         artifact, make_layers(config, artifact), options.ranks, config.dependencies, loss=DEFAULT[artifact.task],
         device_memory=budget, strategy=config.strategy, hardware=hardware, topology=config.topology,
+        host_memory=config.host_memory,
     )  # fmt: skip
     result = describe_ranks(config, plans, budget, hardware)
     print(json.dumps(result) if options.json else rank_tables(result))
@@ -162,6 +163,7 @@ def describe_ranks(
         "by_vertex": halo is not None and any(_computes_beyond(share, halo.first) for share, _ in plans),
         "hardware": hardware.name,
         "device_memory": budget,
+        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
         "ranks": ranks,
         "seconds_per_epoch": max(rank["seconds_per_epoch"] for rank in ranks),
     }

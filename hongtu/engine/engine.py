@@ -109,8 +109,8 @@ class Engine:
         self.reset_counters()
         with self._evaluating():
             self._executor.run(self.program.setup)
-        if self.artifact.features is not None and FEATURES not in self.host.names():
-            drop_pages(self.artifact.features)
+        if (given := self.artifact.whole.features) is not None and FEATURES not in self.host.names():
+            drop_pages(given)
         self.setup = self.record(0, 0.0, perf_counter() - start)
 
     def _take_rows(self) -> None:

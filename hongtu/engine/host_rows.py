@@ -28,19 +28,21 @@ def make_host(
     """The host's tensors before the first pass; ``pinned`` as for ``HostStore``."""
     host = HostStore(artifact.num_vertices, dtype, pinned)
     beside = (array for buckets in plan.disk.buckets for array in buckets.arrays)
-    host.count_pageable(sum(array.nbytes for array in (*plan.arrays(), *beside)))
+    host.count_pageable(sum(array.nbytes for array in (*plan.arrays(), *beside)) + artifact.held_bytes)
     if embedding is not None:
         embedding.weight.data = host.keep(FEATURES, embedding.weight.data)
     elif artifact.sparse_features is not None:
         host.keep_sparse(artifact.sparse_features)
     elif plan.has_memory(FEATURES):
-        assert artifact.features is not None
-        kept, rows = plan.kept.get(FEATURES), in_file(artifact.features)
-        if kept is None:
-            host.keep(FEATURES, rows)
+        kept = plan.kept.get(FEATURES)
+        if kept is None and pinned is None and dtype == torch.float32:
+            rows = artifact.features
+            assert rows is not None
+            host.keep(FEATURES, in_file(rows))
         else:
-            host.keep_some(FEATURES, rows, kept)
-            drop_pages(artifact.features, cached=True)
+            host.gather(FEATURES, artifact.feature_width, artifact.feature_rows, kept)
+        if kept is not None and artifact.whole.features is not None:
+            drop_pages(artifact.whole.features, cached=True)
     if isinstance(loss, EdgeLoss):
         host.count_pageable(loss.nbytes)
     elif loss is not None and loss.trains:

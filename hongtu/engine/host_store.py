@@ -7,6 +7,7 @@ where there is a GPU to read them; everything else is pageable and goes to devic
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,8 @@ from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host import available_bytes
 from hongtu.kernels.rows import zero_rows
 from hongtu.plan.memory.disk import Kept
+
+GATHERED = 16 << 20  # bytes of rows that are copied at a time
 
 
 class HostStore:
@@ -63,13 +66,16 @@ class HostStore:
         elif zero:
             rows.zero_()
 
-    def keep_some(self, name: str, every: Tensor, kept: Kept) -> None:
-        """Hold a copy of some vertex rows of all."""
-        rows = self._keep(name, self._pool.take((kept.rows, every.shape[1]), self.dtype), kept)
-        at = 0
-        for first, end in zip(kept.start.tolist(), kept.end.tolist(), strict=True):
-            rows[at : at + end - first].copy_(every[first:end])
-            at += end - first
+    def gather(self, name: str, columns: int, of: Callable[[int, int], np.ndarray], kept: Kept | None = None) -> None:
+        """Hold a copy of vertex rows, all or those kept; ``of`` gives those of vertices first to end - 1."""
+        every = kept or Kept(np.array([0]), np.array([self.num_vertices]))
+        rows, at = self._keep(name, self._pool.take((every.rows, columns), self.dtype), kept), 0
+        step = max(1, GATHERED // (4 * max(columns, 1)))
+        for start, end in zip(every.start.tolist(), every.end.tolist(), strict=True):
+            for first in range(start, end, step):
+                part = in_file(of(first, min(first + step, end)))
+                rows[at : at + len(part)].copy_(part)
+                at += len(part)
 
     def rows(self, name: str, first: int, end: int) -> Tensor:
         """Vertex rows of a chunk, which are in memory."""

@@ -44,7 +44,6 @@ class Artifact:
         manifest: the parsed ``manifest.json``.
         original_id: int32 [V].
         vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
-        features: float32 [V, F], or None where they are sparse or learned.
         sparse_features: features as CSR rows, or None.
         labels: int64 [V] (-1 = none) or float32 [V, C] (NaN = none), as ``task`` says.
         masks: ``{"train" | "val" | "test": bool [V]}``.
@@ -64,7 +63,7 @@ class Artifact:
         self.original_id = arrays["original_id"]
         ids = (arrays.get("vertex_id"), arrays.get("name_start"), arrays.get("name_text"))
         self.vertex_ids = VertexIds(*ids) if ids[0] is not None or ids[1] is not None else None
-        self.features = arrays.get("features")
+        self._features = arrays.get("features")
         self.sparse_features: SparseRows | None = None
         if "feature_start" in arrays:
             start, column, value = (arrays[f"feature_{part}"] for part in PARTS)
@@ -95,9 +94,24 @@ class Artifact:
         )
 
     @property
+    def features(self) -> np.ndarray | None:
+        """float32 [V, F], or None where they are sparse or learned."""
+        return self._features
+
+    def feature_rows(self, first: int, end: int) -> np.ndarray:
+        """Of vertices first to end - 1, where features are dense."""
+        assert self._features is not None
+        return self._features[first:end]
+
+    @property
     def whole(self) -> Artifact:
         """The artifact of which this is a share: itself."""
         return self
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that no file backs: none."""
+        return 0
 
     def own(self, rows: Rows) -> Rows:
         """Of a tensor or array with a row per vertex the rows of those that belong here: all."""
@@ -146,7 +160,7 @@ class Artifact:
     @property
     def learns_features(self) -> bool:
         """Whether training learns embeddings of ``feature_width`` columns."""
-        return self.features is None and self.sparse_features is None
+        return self.whole._features is None and self.sparse_features is None
 
     @property
     def edge_feature_width(self) -> int:

@@ -66,6 +66,7 @@ class MeanLoss:
         )
         self._terms = terms_of(loss)
         self._labels, self._task, self._num_classes = labels, task, num_classes
+        self._rows: np.ndarray | None = None  # which of the labels these are; None: all
         self._names = [_name(term.loss) for term in self._terms]
         self._weights = [vertex_weight_of(term.vertex_weight, original_id) for term in self._terms]
         self.bits = np.zeros(len(labels), dtype=np.uint8)
@@ -99,7 +100,7 @@ class MeanLoss:
             owned: bool [R], the rows that count; the others' loss is another part's.
         """
         part = copy.copy(self)
-        part._labels = np.asarray(self._labels)[rows]
+        part._rows = rows if self._rows is None else self._rows[rows]
         part._weights = [None if weight is None else weight[rows] for weight in self._weights]
         part.bits = np.where(owned, self.bits[rows], np.uint8(0))
         return part
@@ -135,9 +136,12 @@ class MeanLoss:
         own = self._labels.dtype.itemsize * (self._labels.shape[1] if self._labels.ndim == 2 else 1)
         return own + 8 * sum(weight is not None for weight in self._weights)
 
+    def _labels_of(self, vertices: np.ndarray | slice) -> np.ndarray:
+        return np.asarray(self._labels)[vertices if self._rows is None else self._rows[vertices]]
+
     def label_rows(self) -> np.ndarray:
         """uint8 [V, label_bytes], in new order."""
-        parts = [self._labels, *(weight for weight in self._weights if weight is not None)]
+        parts = [self._labels_of(slice(None)), *(weight for weight in self._weights if weight is not None)]
         rows = [np.ascontiguousarray(part).reshape(len(part), prod(part.shape[1:])).view(np.uint8) for part in parts]
         return np.concatenate(rows, axis=1)
 
@@ -166,7 +170,7 @@ class MeanLoss:
             vertices = np.flatnonzero(self.bits & (1 << k))[:6]
             if not vertices.size:
                 continue
-            labels = torch.from_numpy(np.resize(self._labels[vertices], (6, *self._labels.shape[1:])))
+            labels = torch.from_numpy(np.resize(self._labels_of(vertices), (6, *self._labels.shape[1:])))
             out = torch.sin(torch.arange(6 * columns, dtype=dtype)).reshape(6, columns) * 0.4 + 0.5  # as probabilities
             given = out.requires_grad_(), labels.to(dtype) if labels.is_floating_point() else labels
             shown = " and ".join(f"{name} {_form(x)}" for name, x in zip(("outputs", "targets"), given, strict=True))

@@ -8,7 +8,8 @@ Legend: V vertices of the whole graph, R rows of the share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -93,6 +94,7 @@ class Share(Artifact):
         rows: int64 [R], the vertex of every row (its new id in ``whole``).
         stages: int16 [R], how many are computed of it.
         owned: bool [R], whether it is this rank's own.
+        labels, masks: of the whole graph; a loss takes its rows of them.
     """
 
     def __init__(self, whole: Artifact, first: int, end: int, stages: Stages) -> None:
@@ -121,6 +123,8 @@ class Share(Artifact):
             made = replace(
                 made, edge_features=topology.edge_features, edge_type=topology.edge_type, edge_position=position
             )
+        self._opened = whole._opened
+        self._gathered: Callable[[], np.ndarray | None] = lambda: None
         self._own_end = made.partition_start[:-1] + np.diff(starts)
         self.topology, self.span = made, slice(int(starts[0]), int(starts[-1]))
 
@@ -131,6 +135,24 @@ class Share(Artifact):
     @property
     def own_end(self) -> np.ndarray:
         return self._own_end
+
+    @property
+    def features(self) -> np.ndarray | None:
+        """float32 [R, F], which are here only as long as somebody has them; or None."""
+        found = self._gathered()
+        if found is None and self.whole.features is not None:
+            found = self.feature_rows(0, len(self.rows))
+            self._gathered = weakref.ref(found)
+        return found
+
+    def feature_rows(self, first: int, end: int) -> np.ndarray:
+        assert self.whole.features is not None
+        return np.asarray(self.whole.features)[self.rows[first:end]]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what it knows of its rows."""
+        return sum(array.nbytes for array in (self.rows, self.stages, self.owned, self.original_id))
 
     def halo_of(self, rank: int, bounds: np.ndarray, stages: Stages, fabric: Fabric | None) -> Halo | None:
         """The rows that this rank and the others read of one another; None where no rank reads any.
@@ -195,12 +217,9 @@ class Share(Artifact):
         whole, rows = self.whole, self.rows
         found = {name: np.asarray(getattr(topology, name)) for name in OF_TOPOLOGY}
         found |= {"original_id": np.asarray(whole.original_id)[rows], "schedule_paper": schedule}
-        found |= {f"{split}_mask": np.asarray(mask)[rows] & self.owned for split, mask in whole.masks.items()}
-        found["labels"] = np.asarray(whole.labels)[rows]
+        found |= {f"{split}_mask": mask for split, mask in whole.masks.items()} | {"labels": whole.labels}
         if topology.edge_weight is not None:
             found["edge_weight"] = topology.edge_weight
-        if whole.features is not None:
-            found["features"] = whole.features[rows]
         if whole.sparse_features is not None:
             sparse = whole.sparse_features
             at = positions(np.asarray(sparse.start), rows)

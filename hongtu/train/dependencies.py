@@ -7,7 +7,7 @@ from dataclasses import astuple
 from math import inf
 from typing import Any, NamedTuple
 
-from hongtu.errors import BudgetError
+from hongtu.errors import InputError
 from hongtu.hardware import Hardware
 from hongtu.plan.cost.seconds import aggregate_seconds, predict_seconds, rowwise_seconds
 from hongtu.plan.cost.work import Extent, pass_work
@@ -20,7 +20,7 @@ ROWS = 1000  # whose seconds those of one are taken from
 
 
 class Tried(NamedTuple):
-    """What is predicted of one rank's plan: inf and None where the budget is too small."""
+    """What is predicted of one rank's plan: inf and None where device or host memory is too small."""
 
     seconds: float
     choice: ByVertex | None
@@ -41,7 +41,7 @@ def try_plan(make_plan: Callable[[], ExecutionPlan], hardware: Hardware) -> Trie
     """What an epoch is predicted to take, and what its parts would choose."""
     try:
         plan = make_plan()
-    except BudgetError:
+    except InputError:  # where no choice fits, the last plan is refused for all to see
         return Tried(inf, None)
     return Tried(predict_seconds(plan, hardware).total, by_vertex(plan, hardware))
 

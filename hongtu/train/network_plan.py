@@ -188,18 +188,19 @@ class NetworkPlanner:
     # ------------------------------------------------------------------------------------------------ within the host
 
     def _plan(self, sides: tuple[bool, ...], used: Strategy) -> ExecutionPlan:
-        limit, staged = self._spec.limit, self._spec.hardware.staged
-        if limit is None:
-            found = without_scripts(self._planned(sides, used, None), available_bytes(), has_devices=not staged)
-            found.forget()  # what its program was made from
-            return found
-        spills = False
+        limit, staged, spills = self._spec.limit, self._spec.hardware.staged, False
+        return_freed_memory()  # of one plan that is tried, and its layers, before another is
         try:
+            if limit is None:
+                found = without_scripts(self._planned(sides, used, None), available_bytes(), has_devices=not staged)
+                found.forget()  # what its program was made from
+                return found
             found = self._fitting(sides, used, limit)
             spills = bool(found.spilled)
             return found
         finally:
-            self._forget()
+            if limit is not None:
+                self._forget()
             if not spills:  # else until its engine ends
                 reuse_freed_memory()
 

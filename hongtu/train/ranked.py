@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
 from hongtu.train.network_plan import plan_network, sketch_network
 from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import adam, make_loss
+from hongtu.train.settings import adam, host_limit, make_loss
 
 ALONE = "start one process, without torchrun"
 
@@ -140,6 +141,7 @@ def plan_ranks(
     strategy: str | Strategy,
     hardware: Hardware,
     topology: str | os.PathLike[str] | None = None,
+    host_memory: int | str | None = None,
 ) -> list[tuple[Artifact, ExecutionPlan]]:
     """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these. Without a
     topology file every rank is on a host of its own.
@@ -158,6 +160,11 @@ def plan_ranks(
     budget = budget_bytes(
         device_memory, partial(plan_network, artifact, network, make_loss(artifact, loss), optimizer, spec)
     )
+
+    limit = host_limit(
+        host_memory, spills=False, has_devices=not hardware.staged, device_memory=device_memory, ranks=ranks
+    )
+    spec = replace(spec, limit=limit)
 
     def sketch() -> ExecutionPlan:
         return sketch_network(artifact, network, make_loss(artifact, loss), optimizer, spec)

@@ -142,19 +142,19 @@ def host_limit(
     Raises:
         InputError: for a combination that cannot be kept.
     """
+    if ranks > 1 and spills:
+        raise InputError("spill (--spill): one process lays rows on a disk, and there are several ranks; leave it out")
     if host_memory is None:
         if spills:
             raise InputError("spill: nothing says what fits; give host_memory (--host-memory), too, or leave it out")
         return None
-    if ranks > 1:
-        raise InputError("host_memory: is for one process, and there are several ranks; leave it out")
     memory = parse_bytes(host_memory)
     if has_devices and device_memory is None:
         raise InputError(
             "host_memory: the devices' memory is the host's, and without a limit of its own; give device_memory "
             "(--device-memory), too"
         )
-    return HostLimit(memory=memory, spills=spills, has_devices=has_devices)
+    return HostLimit(memory=memory, spills=spills, has_devices=has_devices, ranks=ranks)
 
 
 def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:

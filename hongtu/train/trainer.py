@@ -97,8 +97,8 @@ class Trainer(Inferring):
         device_memory: bytes per partition (or "2GiB"): all that the run keeps on one device; "50%": a share of what the
             largest device is likely to hold of the whole graph without a limit; None for no limit.
         host_memory: bytes (or "8GiB") of all that the run keeps on the host: vertex rows, staging memory, the graph's
-            structure, plan arrays and labels; on the CPU the devices', too. None: what there is. Pages of files that
-            the system keeps for itself, and gives up, are not counted.
+            structure, plan arrays and labels; on the CPU the devices', too; of ranks what each process keeps. None:
+            what there is. Pages of files that the system keeps for itself, and gives up, are not counted.
         spill: a directory, made where it is not there; vertex rows that ``host_memory`` cannot hold lie in a file there
             while the Trainer exists.
         strategy: "full", "paper", "p2p", "none" or a :class:`~hongtu.plan.passes.strategy.Strategy`.

@@ -164,8 +164,12 @@ def test_ranks_are_planned_without_starting_any(artifact, capsys):
     assert "from layer 1 on" in text and f"{found['ranks'][1]['held']:,}" in text
     assert "leave --ranks out" in refusal(capsys, "plan", artifact.path, *options, "--explain")
     assert "expected at least 2" in refusal(capsys, "plan", artifact.path, "--ranks", "1")
-    words = refusal(capsys, "plan", artifact.path, "--ranks", "2", "--host-memory", "1GiB", "--spill", ".")
-    assert "--host-memory and --spill: are for one process" in words
+    limits = ("--ranks", "2", "--host-memory", "1GiB", "--device-memory", "1MiB")
+    found = json.loads(output(capsys, "plan", artifact.path, *limits, "--json"))
+    assert found["host_memory"] == 1 << 30 and len(found["ranks"]) == 2
+    assert "the run needs" in refusal(capsys, "plan", artifact.path, *limits, "--host-memory", "512MiB")
+    words = refusal(capsys, "plan", artifact.path, *limits, "--spill", ".")
+    assert "--spill: one process lays rows on a disk" in words
     assert "partitions for 9 ranks" in refusal(capsys, "plan", artifact.path, "--ranks", "9")
 
 

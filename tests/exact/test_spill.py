@@ -372,9 +372,9 @@ def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError, match=words):
             build(**options)
-    for options in ({"spill": tmp_path}, {"device_memory": None}):  # it is no use to give what one process would need
-        with pytest.raises(InputError, match="host_memory: is for one process, and there are several ranks"):
-            run_ranks(2, lambda ranks, given=options: build(host_memory="1GiB", ranks=ranks, **given))
+    for given in ({}, {"host_memory": "1GiB"}):  # it is no use to give what one process would need
+        with pytest.raises(InputError, match=r"spill \(--spill\): one process lays rows on a disk"):
+            run_ranks(2, lambda ranks, given=given: build(spill=tmp_path, ranks=ranks, **given))
     limit = kept(build().plan.peak_bytes) - 1
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
     with pytest.raises(InputError, match=r"the run takes \d+ bytes there, 10 are free"):

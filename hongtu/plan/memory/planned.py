@@ -345,7 +345,7 @@ class PlannedMemory:
         v, item = self.topology.num_vertices, self.shape.itemsize
         identity = self.shape.uses_edge_ids
         labels = any(p.loss for p in self.passes.train) * (self.shape.label_bytes + 1)
-        beside = self.shape.learned_bytes + self.shape.loss_bytes
+        beside = self.shape.learned_bytes + self.shape.loss_bytes + self.shape.rows_bytes
         if self.shape.sparse_input is not None:
             beside += self.shape.sparse_input.nbytes(item)
         beside += (self.crossings.numbers or 0) * item + self.crossings.index_bytes

@@ -202,6 +202,7 @@ class NetworkShape:
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.
+        rows_bytes: what a rank knows of its rows.
         loss_rows: vertices with a loss, those of several terms once for each.
         repeats: model and loss do the same operations in every epoch, as far as their classes tell.
     """
@@ -226,6 +227,7 @@ class NetworkShape:
     autocast: str = ""
     edge_loss: bool = False
     loss_bytes: int = 0
+    rows_bytes: int = 0
     loss_rows: int = 0
     repeats: bool = True
 

@@ -25,11 +25,13 @@ class HostLimit:
         memory: bytes, those of PROCESS among them.
         spills: rows may lie on a disk.
         has_devices: the devices' memory is the host's own.
+        ranks: processes that train together, each with this limit for itself.
     """
 
     memory: int
     spills: bool
     has_devices: bool
+    ranks: int = 1
 
     @property
     def left(self) -> int:
@@ -51,7 +53,8 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     if need(plan) <= limit.left:
         return plan
     if not limit.spills:
-        raise _refusal(plan, limit, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
+        disk = "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)"
+        raise _refusal(plan, limit, disk if limit.ranks == 1 else "give more: every rank keeps so much for itself")
     costs = {name: with_spilled(plan, {name: 0}).bytes["disk"] / plan.passes.width[name] for name in candidates(plan)}
     by_cost = sorted(costs, key=lambda name: (costs[name], name))
     counts = range(len(by_cost) + 1)

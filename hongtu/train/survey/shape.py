@@ -64,6 +64,7 @@ def network_shape(
         edges=edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
+        rows_bytes=artifact.held_bytes,
         trains=loss.trains,
         loss_rows=loss.loss_rows,
         repeats=network.repeats and loss.repeats,
