@@ -53,7 +53,8 @@ with joined(timeout=100) as ranks:
 VERTICES = 40_000
 
 
-@pytest.mark.long
+@pytest.mark.most(2)
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize(
     ("dependencies", "device", "dtype"),
     [
@@ -99,6 +100,8 @@ def test_a_share_keeps_no_features_of_its_own():
     assert np.array_equal(share.feature_rows(3, 9), given[3:9])
 
 
+@pytest.mark.most(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dependencies", "device"), [("cache", "cpu"), ("comm", "simulated"), ("hybrid", "cpu"), ("comm", "cpu")]
 )
