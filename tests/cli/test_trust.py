@@ -17,6 +17,7 @@ from hongtu.cli.main import main
 from hongtu.cli.trust import without_secrets
 from hongtu.errors import OutputError, printable
 from hongtu.files import whole_file
+from hongtu.hardware import CPU
 from tests import problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,6 +170,22 @@ def test_a_file_in_the_making_has_a_name_that_nobody_can_prepare(here, monkeypat
     with pytest.raises(OutputError), whole_file(here / "new"):
         pass
     assert (here / "victim").read_text() == "precious" and (here / ".new.partial-known").is_symlink()
+
+
+def test_a_page_is_written_through_no_link_that_nobody_named(artifact, here, capsys, monkeypatch):
+    assert main(["train", artifact, *SHORT, "--run", "run"]) == 0
+    (here / "victim").write_text("precious")
+    (here / "report.html").symlink_to("victim")
+    assert main(["report", "run"]) == 1
+    assert "report.html: cannot be written" in capsys.readouterr().err and (here / "victim").read_text() == "precious"
+    monkeypatch.setattr("hongtu.bench.profile.measure.measure_cpu", lambda name: CPU)
+    monkeypatch.setattr("hongtu.bench.profile.disk.disk_rates", lambda path: {})
+    (here / "hardware.json").symlink_to("victim")
+    assert main(["doctor", "--measure"]) == 1
+    assert "hardware.json: cannot be written" in capsys.readouterr().err
+    assert (here / "victim").read_text() == "precious"
+    (here / "named.html").symlink_to("mine")  # as /dev/stdout is one
+    assert main(["report", "run", "-o", "named.html"]) == 0 and "<html" in (here / "mine").read_text()
 
 
 def test_terminals_get_no_control_characters(here, capsys):

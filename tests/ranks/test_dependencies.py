@@ -326,6 +326,7 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
         (gcn(), {"loss": hongtu.LinkLoss()}, "LinkLoss"),
         (gcn(), {"device_memory": 1}, "the smallest that works is"),
         (gcn(), {"dependencies": "comm", "on_oom": "replan"}, "on_oom 'replan' runs passes of one rank again"),
+        (gcn(), {"dependencies": "hybrid", "on_oom": "replan"}, "with dependencies 'hybrid' the others would wait"),
         (gcn(), {"dependencies": "fetch"}, "dependencies 'fetch': expected 'cache', 'comm', 'hybrid'"),
         (gcn(), {"seed": lambda group: group.rank}, "seed: rank 1 has 1, rank 0 has 0"),
     ):
