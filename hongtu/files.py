@@ -108,6 +108,20 @@ def not_linked(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
+def write_text(file: Path, text: str, default: str) -> None:
+    """Write a file, through a link only where somebody has named it: the default name may be one that a link was given,
+    in a directory that was handed over.
+
+    Raises:
+        OutputError: when it cannot be written.
+    """
+    try:
+        with open(file, "w", encoding="utf-8", opener=not_linked if file == Path(default) else None) as stream:
+            stream.write(text)
+    except OSError as error:
+        raise OutputError(file, error) from error
+
+
 def new_file(folder: Path, name: str) -> Path:
     """A new, empty file for what will be ``name``, under a name that nobody can prepare; its mode follows the umask."""
     path = folder / f".{name}{PARTIAL}{secrets.token_hex(8)}"

@@ -17,6 +17,8 @@ from hongtu.compiled import kept_in
 from hongtu.config import size
 from hongtu.errors import InputError, note
 
+PROFILE = "hardware.json"  # where nothing is said
+
 
 class Ability(NamedTuple):
     """Something optional.
@@ -53,8 +55,8 @@ def add_parser(subparsers: Any) -> None:
     """Register ``hongtu doctor``."""
     parser = subparsers.add_parser("doctor", help="say what this machine can do")
     parser.add_argument(
-        "--measure", nargs="?", const="hardware.json", metavar="FILE",
-        help="measure this machine and write a profile for `hongtu plan --hardware` (default: hardware.json)",
+        "--measure", nargs="?", const=PROFILE, metavar="FILE",
+        help=f"measure this machine and write a profile for `hongtu plan --hardware` (default: {PROFILE})",
     )  # fmt: skip
     parser.add_argument("--spill", metavar="DIR", help="whose disk --measure measures (default: that of FILE)")
     parser.add_argument(
@@ -79,12 +81,13 @@ def run(options: argparse.Namespace) -> None:
         from hongtu.bench.host_load import OthersShare
         from hongtu.bench.profile.disk import disk_rates
         from hongtu.bench.profile.measure import measure_cpu
+        from hongtu.files import write_text
 
         start, others = perf_counter(), OthersShare()
         disk = disk_rates(Path(options.spill or target.parent))
         profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict() | disk
         share = others.stop(perf_counter() - start)
-        Path(options.measure).write_text(json.dumps(profile, indent=1) + "\n", "utf-8")
+        write_text(Path(options.measure), json.dumps(profile, indent=1) + "\n", PROFILE)
         found |= {"profile": options.measure, "hardware": profile, "others_share": share}
     print(json.dumps(found) if options.json else report(found))
 

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hongtu.errors import InputError, OutputError
+from hongtu.errors import InputError
+
+PAGE = "report.html"  # where nothing is said
 
 
 def add_parser(subparsers: Any) -> None:
@@ -14,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("report", help="show a run or results as one HTML page")
     parser.add_argument("results", type=Path, metavar="RUN_OR_RESULTS", help="directory of `hongtu train --run`, of "
         "`make bench`, or a file of JSON lines")  # fmt: skip
-    parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="default: report.html")
+    parser.add_argument("-o", "--out", type=Path, default=Path(PAGE), help=f"default: {PAGE}")
     parser.add_argument("--title", help="default: the directory's name")
     parser.set_defaults(execute=run)
 
@@ -22,6 +24,7 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Read, draw, write."""
     from hongtu.bench.report.page import collect, render, settings_of
+    from hongtu.files import write_text
 
     if not options.results.exists():
         raise InputError(f"{options.results}: not found; expected a run or a directory of results")
@@ -30,8 +33,5 @@ def run(options: argparse.Namespace) -> None:
     results = collect(options.results)
     title = options.title or f"hongtu: {options.results.resolve().name}"
     page = render(results, title, settings_of(options.results))
-    try:
-        options.out.write_text(page, "utf-8")
-    except OSError as error:
-        raise OutputError(options.out, error) from error
+    write_text(options.out, page, PAGE)
     print(f"{options.out}: {', '.join(f'{len(rows)} rows of {name}' for name, rows in results.items())}")

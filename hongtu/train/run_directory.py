@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -210,13 +211,16 @@ def _lock(directory: Path) -> int | None:
 
     Raises:
         InputError: when another process has it.
+        OutputError: where the file is a link.
     """
     until = time.monotonic() + ENDING
     while True:
         try:
-            lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError:  # whoever writes here says so
-            return None
+            lock = not_linked(str(directory / LOCK), os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OutputError(directory / LOCK, error) from error
+            return None  # whoever writes here says so
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(lock), os.stat(directory / LOCK)):  # else its holder removed it meanwhile

@@ -19,7 +19,7 @@ from hongtu.cli.main import COMMANDS, build_parser, main
 from hongtu.cli.settings import descriptions
 from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.config import PreprocessConfig
-from hongtu.errors import InputError
+from hongtu.errors import DeviceOutOfMemory, InputError
 from hongtu.preprocess.read.formats import ogb
 from tests.neutral import pieces, write
 
@@ -76,6 +76,7 @@ def test_help(argv, capsys):
         (InputError("bad\n  input"), 2, "hongtu: bad input\n"),
         (RuntimeError("broken"), 1, "hongtu: RuntimeError: broken\n"),
         (KeyboardInterrupt(), 130, "hongtu: interrupted\n"),
+        (DeviceOutOfMemory("device 0: no more"), 1, "hongtu: device 0: no more\n"),
     ],
 )
 def test_exit_codes(error, code, message, monkeypatch, capsys):

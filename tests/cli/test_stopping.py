@@ -116,7 +116,9 @@ def test_a_limit_of_the_log(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("name", ["epochs.jsonl", "snapshot-1.pt", "best.pt", ".options.json", "options.json"])
+@pytest.mark.parametrize(
+    "name", ["epochs.jsonl", "snapshot-1.pt", "best.pt", ".options.json", "options.json", ".running"]
+)
 def test_nothing_is_written_through_a_link(name, tmp_path, capsys):
     """Somebody hands over a run directory."""
     (tmp_path / "victim").write_text("precious")
@@ -125,7 +127,8 @@ def test_nothing_is_written_through_a_link(name, tmp_path, capsys):
     try:
         make().fit(1, run_dir=tmp_path / "run", save_every=1, eval_every=1, keep_best=True)
     except OutputError as error:
-        assert "it is a link, which hongtu does not write through" in str(error) and name == "epochs.jsonl"
+        assert "it is a link, which hongtu does not write through" in str(error)
+        assert name in ("epochs.jsonl", ".running")
     except InputError:
         assert name == "snapshot-1.pt"
     main(command(tmp_path / "run", "--resume", epochs=2))
@@ -354,6 +357,15 @@ def test_an_artifact_that_vanishes_during_a_run_is_still_there_for_it(copy):
     assert losses == [record.loss for record in other.fit(4)]
 
 
+@pytest.mark.parametrize("name", ["features", "sources", "labels"])
+def test_a_file_that_is_replaced_during_a_run_is_still_there_for_it(copy, name):
+    trainer, other = make(copy), make()
+    other.model.load_state_dict(trainer.model.state_dict())
+    (copy.path / "another").write_bytes(b"another file")
+    os.replace(copy.path / "another", copy.path / f"{name}.npy")
+    assert [record.loss for record in trainer.fit(2)] == [record.loss for record in other.fit(2)]
+
+
 def test_a_vanished_file_is_named_when_the_run_resumes(copy, tmp_path, capsys):
     assert main(command(tmp_path / "run", graph=copy, epochs=2)) == 0
     before = contents(tmp_path / "run")
@@ -376,10 +388,16 @@ def test_a_file_that_is_cut_short_during_a_run_stops_it(copy, name):
 
 
 @pytest.mark.parametrize("name", ["features", "sources", "labels"])
-def test_no_epoch_of_batches_is_drawn_from_a_file_that_is_cut_short(copy, name):
+def test_no_epoch_of_batches_is_drawn_from_a_file_that_is_overwritten_or_cut_short(copy, name):
     loader = NeighborLoader(copy, [2, 2])
     assert len(list(loader)) == len(list(loader)) > 0
-    os.truncate(copy.path / f"{name}.npy", 100)
+    file = copy.path / f"{name}.npy"
+    changed = bytes(byte ^ 1 for byte in file.read_bytes())
+    with open(file, "r+b") as stream:
+        stream.write(changed)
+    with pytest.raises(InputError, match=rf"{name}\.npy: overwritten while it was in use"):
+        list(loader)
+    os.truncate(file, 100)
     with pytest.raises(InputError, match=rf"{name}\.npy: cut from \d+ to 100 bytes while it was in use"):
         list(loader)
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hongtu.cli.main import main
 from hongtu.cli.trust import without_secrets
-from hongtu.errors import printable
+from hongtu.errors import OutputError, printable
+from hongtu.files import whole_file
+from hongtu.hardware import CPU
 from tests import problems
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["--hidden", "4", "--epochs", "1"]
 OWN = """
 import pathlib
@@ -123,14 +130,62 @@ def test_secrets_are_not_kept(text, kept):
     assert "12" not in without_secrets(text) and "u:p" not in without_secrets(text)
 
 
-def test_a_run_keeps_no_secrets(artifact, here, capsys):
+def test_a_run_keeps_no_secrets(artifact, here, capsys, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "of-the-environment")
     logger = "CSVLogger('run/x.csv', metrics=('token=1234',))"
     assert main(["train", artifact, *SHORT, "--run", "run", "--loggers", logger]) == 0
     assert "1234" not in (here / "run" / "options.json").read_text()
+    assert not [file for file in (here / "run").iterdir() if b"of-the-environment" in file.read_bytes()]
     capsys.readouterr()
     assert "does not keep secrets; pass --loggers" in refused(capsys, "train", "run/options.json", "--run", "again")
     assert main(["report", "run"]) == 0
     assert "1234" not in (here / "report.html").read_text() and "CSVLogger" not in (here / "report.html").read_text()
+
+
+def test_the_command_takes_no_module_of_the_current_directory(artifact, here):
+    """What pip installs as `hongtu` and `python -m hongtu` differ in that."""
+    (here / "numpy.py").write_text("open('executed', 'w')")
+    (here / "bin").mkdir()
+    (here / "bin" / "hongtu").write_text("import sys\nfrom hongtu.cli.main import program\nsys.exit(program())\n")
+    words, environment = ["info", artifact], {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = [sys.executable, str(here / "bin" / "hongtu"), *words]
+    assert subprocess.run(script, env=environment, capture_output=True).returncode == 0
+    assert not (here / "executed").exists()
+    subprocess.run([sys.executable, "-m", "hongtu", *words], env=environment, capture_output=True)
+    assert (here / "executed").exists()
+
+
+def test_a_file_in_the_making_has_a_name_that_nobody_can_prepare(here, monkeypatch):
+    names = set()
+    for _ in range(9):
+        with whole_file(here / "new") as partial:
+            names.add(partial.name)
+            assert not (here / "new").exists()
+            partial.write_text("x")
+        (here / "new").unlink()
+    assert len(names) == 9
+    (here / "victim").write_text("precious")
+    (here / ".new.partial-known").symlink_to("victim")  # as if somebody knew it
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "known")
+    with pytest.raises(OutputError), whole_file(here / "new"):
+        pass
+    assert (here / "victim").read_text() == "precious" and (here / ".new.partial-known").is_symlink()
+
+
+def test_a_page_is_written_through_no_link_that_nobody_named(artifact, here, capsys, monkeypatch):
+    assert main(["train", artifact, *SHORT, "--run", "run"]) == 0
+    (here / "victim").write_text("precious")
+    (here / "report.html").symlink_to("victim")
+    assert main(["report", "run"]) == 1
+    assert "report.html: cannot be written" in capsys.readouterr().err and (here / "victim").read_text() == "precious"
+    monkeypatch.setattr("hongtu.bench.profile.measure.measure_cpu", lambda name: CPU)
+    monkeypatch.setattr("hongtu.bench.profile.disk.disk_rates", lambda path: {})
+    (here / "hardware.json").symlink_to("victim")
+    assert main(["doctor", "--measure"]) == 1
+    assert "hardware.json: cannot be written" in capsys.readouterr().err
+    assert (here / "victim").read_text() == "precious"
+    (here / "named.html").symlink_to("mine")  # as /dev/stdout is one
+    assert main(["report", "run", "-o", "named.html"]) == 0 and "<html" in (here / "mine").read_text()
 
 
 def test_terminals_get_no_control_characters(here, capsys):

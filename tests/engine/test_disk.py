@@ -181,6 +181,12 @@ def test_the_disk_has_no_threads_of_torch(tmp_path):
     made.close()
 
 
+def test_runs_may_share_a_directory(tmp_path):
+    first, second = make(tmp_path), make(tmp_path)
+    losses = [[trainer.train_epoch().loss for trainer in (first, second)] for _ in range(2)]
+    assert all(one == other for one, other in losses) and losses[1][0] < losses[0][0]
+
+
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_file_that_may_not_grow(when, tmp_path):
     """The system refuses writes beyond a size: the run ends with the directory and a remedy, and leaves nothing."""

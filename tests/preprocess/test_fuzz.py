@@ -18,6 +18,8 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.files import open_npy
+from hongtu.graph import format as form
+from hongtu.pyg import NeighborLoader
 from tests.faults.artifacts import crossed_index, fuzz_artifacts, make_artifacts
 from tests.faults.fuzz import fuzz_reader
 from tests.faults.readers import READERS
@@ -81,6 +83,38 @@ def test_crossed_indices_are_refused_before_anything_runs_on_them(artifact, tmp_
         with pytest.raises(InputError):
             found.verify()
     assert refused > 30
+
+
+def trainer(path):
+    hongtu.Trainer(path, [hongtu.nn.GCNConv(4, 3)])
+
+
+def batches(path):
+    NeighborLoader(hongtu.open_artifact(path), [2])
+
+
+def propagation(path):
+    hongtu.Propagation(path, 3)
+
+
+@pytest.mark.parametrize("use", [trainer, batches, propagation, "info", "plan", "train"])
+def test_an_index_out_of_bounds_is_refused_before_anything_is_planned(use, artifact, tmp_path, capsys):
+    """Though sizes and hashes are right."""
+    for name, content in contents(artifact).items():
+        (tmp_path / name).write_bytes(content)
+    sources = np.load(tmp_path / "sources.npy")
+    sources[3] = 10**6
+    np.save(tmp_path / "sources.npy", sources)
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"hash": ""}
+    manifest["arrays"]["sources"]["hash"] = form.file_hash(tmp_path / "sources.npy")
+    manifest["hash"] = form.text_hash(form.manifest_text(manifest))
+    (tmp_path / "manifest.json").write_bytes(form.manifest_text(manifest))
+    words = "sources.npy: holds 1000000, expected 0 to 23"
+    if callable(use):
+        with pytest.raises(InputError, match=words):
+            use(tmp_path)
+    else:
+        assert main([*use.split(), str(tmp_path)]) == 2 and words in capsys.readouterr().err
 
 
 json_values = st.recursive(

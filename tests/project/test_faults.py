@@ -87,9 +87,14 @@ def test_the_document_shows_the_newest_of_each_fault(tmp_path):
     for tries in (3, 30):
         keep(Outcome("a fault", "no loss", tries, ["one"], "seed | 0"), ["command"], results)
     keep(Outcome("another", "none", 7), ["command"], results)
+    for name, read in (("a.npy", 2), ("b.csv", 1)):
+        note = f"seeds 0 to 4; {read} were read, {5 - read} refused"
+        keep(Outcome(f"damaged {name}", "refused", 5, [name] * read, note), ["command"], results)
     write_report(document, results)
     text = document.read_text()
-    assert "| a fault | no loss | 30 | 1 | seed \\| 0 |" in text and "| **37** | **1** |" in text
+    assert "| a fault | no loss | 30 | 1 | seed \\| 0 |" in text and "| **47** | **4** |" in text
+    joined = "damaged inputs of 2 readers: a.npy, b.csv | refused | 10 | 3 | seeds 0 to 4; 3 were read, 7 refused |"
+    assert joined in text and text.count("damaged") == 1
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert json.loads(results.read_text().splitlines()[0])["command"] == "command"
 

@@ -46,6 +46,9 @@ DIFFERENT = {  # what rank 0 calls, the others, and what all are told
                                "rank 0 is in predict inside fit (call 2), rank 1 in train_epoch inside fit (call 2)"),
     "load": (lambda t: t.load("nowhere.pt"), lambda t: t.predict(), "rank 0 is in load (call 2), rank 1 in predict"),
     "resume": (lambda t: t.resume("nowhere"), lambda t: t.evaluate(), "rank 0 is in resume (call 2), rank 1 in eval"),
+    "weights": (lambda t: t.load_weights("nowhere"), lambda t: t.load("nowhere"), "rank 0 is in load_weights (call 2)"),
+    "a Trainer": (lambda t: trainer_of(t.ranks), lambda t: t.train_epoch(),
+                  "rank 0 is in Trainer of Trainer 2 (call 2), rank 1 in train_epoch (call 2)"),
     "layers": (lambda t: t.embed(0), lambda t: t.embed(1), "layer: rank 1 has 1, rank 0 has 0; give every rank"),
     "vertices": (lambda t: t.predict([1, 2]), lambda t: t.predict([3]), "vertices: rank 1 has [3], rank 0 has [1, 2]"),
     "many vertices": (lambda t: t.predict([0] * 30), lambda t: t.predict([1] * 30), "vertices: rank 1 has torch.int64"),
@@ -104,11 +107,7 @@ def test_the_first_rank_saves_alone(format, tmp_path):
 
 
 def test_a_rank_alone_cannot_save_the_rows_of_others(tmp_path):
-    problem = problems.awkward()
-    artifact = hongtu.preprocess_graph(
-        problem.edges, problem.num_vertices, tmp_path / "a", features="embedding:3", labels=problem.labels,
-        masks=problem.masks, partitions=2, chunks=2,
-    )  # fmt: skip
+    artifact = learning(tmp_path / "a")
 
     def work(group):
         layers = [hongtu.nn.GCNConv(3, 3)]
@@ -129,6 +128,37 @@ def test_a_callback_that_stops_on_any_rank_stops_all(rank):
         return trainer.epoch
 
     assert run_ranks(2, work) == [2, 2]
+
+
+def learning(path):
+    problem = problems.awkward()
+    return hongtu.preprocess_graph(
+        problem.edges, problem.num_vertices, path, features="embedding:3", labels=problem.labels, masks=problem.masks,
+        partitions=2, chunks=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_with_learned_rows_go_on_from_the_last_regular_snapshot(rank, tmp_path):
+    artifact = learning(tmp_path / "artifact")
+
+    def work(group, directory, stop=0):
+        def stopped(trainer):
+            if group.rank == rank and trainer.epoch == stop:
+                raise KeyboardInterrupt
+
+        torch.manual_seed(0)
+        trainer = hongtu.Trainer(artifact, [hongtu.nn.GCNConv(3, 3)], ranks=group, dependencies="comm")
+        trainer.resume(tmp_path / directory)
+        begun = trainer.epoch
+        trainer.fit(6 - begun, run_dir=tmp_path / directory, save_every=2, callbacks=[Calls(stopped)])
+        return begun
+
+    run_ranks(2, partial(work, directory="whole"))
+    with pytest.raises((KeyboardInterrupt, AssertionError, InputError)):
+        run_ranks(2, partial(work, directory="run", stop=5))
+    assert run_ranks(2, partial(work, directory="run")) == [4, 4]
+    assert same_result(tmp_path / "whole", tmp_path / "run")
 
 
 STOPS = {  # where a rank is stopped, and the epoch that is kept

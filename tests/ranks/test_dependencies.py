@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -324,6 +326,7 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
         (gcn(), {"loss": hongtu.LinkLoss()}, "LinkLoss"),
         (gcn(), {"device_memory": 1}, "the smallest that works is"),
         (gcn(), {"dependencies": "comm", "on_oom": "replan"}, "on_oom 'replan' runs passes of one rank again"),
+        (gcn(), {"dependencies": "hybrid", "on_oom": "replan"}, "with dependencies 'hybrid' the others would wait"),
         (gcn(), {"dependencies": "fetch"}, "dependencies 'fetch': expected 'cache', 'comm', 'hybrid'"),
         (gcn(), {"seed": lambda group: group.rank}, "seed: rank 1 has 1, rank 0 has 0"),
     ):
@@ -332,6 +335,37 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
         assert re.search(named, text), text
     text, every = refusal(3, gcn(), grain=(2, 3))
     assert "2 partitions for 3 ranks" in text and len(every) == 1
+
+
+class Version:
+    """Another on every thread."""
+
+    def __init__(self):
+        self.of = threading.local()
+
+    def __str__(self):
+        return f"0.{self.of.rank}"
+
+
+def test_ranks_of_another_version_artifact_or_model_are_refused(monkeypatch, tmp_path):
+    version, other = Version(), learning(tmp_path / "artifact")
+    monkeypatch.setattr(hongtu, "__version__", version)
+
+    def work(group, same, artifact, layers, said):
+        version.of.rank = 0 if same else group.rank
+        with pytest.raises(InputError, match=said):
+            hongtu.Trainer(artifact(group), layers(group), ranks=group, dependencies="comm")
+
+    def usual(group):
+        return problems.prepare(problems.awkward(), 4, 3)
+
+    for same, artifact, layers, said in (
+        (False, usual, lambda group: gcn(), r"hongtu: rank 1 has 0\.1, rank 0 has 0\.0; give every rank the same"),
+        (True, lambda group: other if group.rank else usual(group),
+         lambda group: [hnn.GCNConv(5 if group.rank else 6, 3)], "artifact: rank 1 has .*, rank 0 has"),
+        (True, usual, lambda group: [(hnn.SAGEConv if group.rank else hnn.GCNConv)(6, 3)], "rank 1 has .*SAGEConv"),
+    ):  # fmt: skip
+        run_ranks(2, partial(work, same=same, artifact=artifact, layers=layers, said=said))
 
 
 def test_a_dropout_of_torch_that_drops_nothing_is_taken():

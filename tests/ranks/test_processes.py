@@ -14,8 +14,10 @@ import pytest
 import torch.distributed as dist
 
 import hongtu
-from hongtu.errors import InputError
+from hongtu.cli.train_config import TrainConfig
+from hongtu.errors import InputError, RankLost
 from hongtu.graph.artifact import open_artifact
+from hongtu.ranks import launch, words
 from tests import problems
 
 OPTIONS = ("--model", "gat", "--hidden", "8", "--heads", "2", "--dropout", "0.4", "--eval-every", "2")
@@ -100,6 +102,22 @@ def test_a_rank_that_ends_before_it_joins_is_heard(artifact):
     _, heard = waits.communicate(timeout=20)
     assert waits.returncode == 1
     assert re.search(r"hongtu: rank 1 \(.*\) stopped before the first pass: missing.toml: not a run file", heard)
+
+
+def test_the_first_rank_says_for_whom_it_waits(monkeypatch):
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setattr(words, "QUIET", 0.1)
+    said = []
+    with pytest.raises(RankLost, match="rank 1 and rank 2 did not come within 1 seconds"):
+        words.begins(0, 3, 1.0, said.append)
+    assert said == ["waiting for rank 1 and rank 2 of 3"]
+
+
+def test_a_rank_waits_half_an_hour():
+    """As the documentation says, and in both places where it is said."""
+    assert TrainConfig.rank_timeout == launch.TIMEOUT == 1800
 
 
 FAILING = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -170,6 +171,12 @@ def test_classes_as_preprocessing_takes_them(form):
     y, mask = torch.from_numpy(problem.labels), train_mask(problem)
     found = [hongtu.LabelPropagation(2, 0.5)(propagation, labels, mask) for labels in (y, form(y))]
     assert torch.equal(*found)
+
+
+def test_ranks_do_not_propagate(monkeypatch):
+    monkeypatch.setattr("hongtu.train.propagation.current", lambda: SimpleNamespace(size=2))
+    with pytest.raises(InputError, match="Propagation: runs in one process, and the process group has 2; start one"):
+        hongtu.Propagation(problems.prepare(problems.awkward(), 2, 3), 3)
 
 
 def test_other_options_are_refused():

@@ -222,6 +222,7 @@ def test_the_command_resumes(tmp_path, capsys):
     assert "its 6 epochs are trained already" in err and out.startswith("6 epochs, ")
     for arguments, message in (
         (["--resume", "--lr", "0.5"], "--resume: --lr is 0.5, the run in * was begun with 0.01; pass --lr 0.01"),
+        (["--resume", "--seed", "3"], "--resume: --seed is 3, the run in * was begun with 0; pass --seed 0"),
         ([], "already exists; choose another --run directory, or continue it with --resume"),
     ):
         assert train(tmp_path / "run", *arguments) == 2
