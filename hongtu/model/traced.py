@@ -239,6 +239,10 @@ def _given(node: fx.Node, module: nn.Module, call: str) -> dict[str, list[fx.Nod
         raise InputError(f"{call}: {error}") from None
     for name, argument in signature.parameters.items():
         values: list[Any] = []
+        if name == "lambda_max" and isinstance(number := arguments.get(name), float | int | None):  # of a ChebConv
+            if vars(module).setdefault(name, number) != number:
+                raise InputError(f"{call} with {name} {number} and with another; make two of them")
+            continue
         fx.node.map_aggregate(arguments.get(name), values.append)
         if all(value is None or value == argument.default for value in values):
             gap = True

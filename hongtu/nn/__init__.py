@@ -29,7 +29,7 @@ from hongtu.nn.layers.graph_conv import GraphConv
 from hongtu.nn.layers.jumping import JumpingKnowledge
 from hongtu.nn.layers.nnconv import NNConv
 from hongtu.nn.layers.pna import PNAConv, degree_histogram
-from hongtu.nn.layers.powers import MixHopConv, SSGConv, TAGConv
+from hongtu.nn.layers.powers import ChebConv, MixHopConv, SSGConv, TAGConv
 from hongtu.nn.layers.pyg import PyGLayer
 from hongtu.nn.layers.recurrent import ARMAConv, GatedGraphConv
 from hongtu.nn.layers.rgcn import RGCNConv
@@ -47,6 +47,7 @@ __all__ = [
     "Aggregation",
     "BatchNorm",
     "CGConv",
+    "ChebConv",
     "CommNetConv",
     "Dropout",
     "GATConv",

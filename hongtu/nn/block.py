@@ -30,12 +30,14 @@ class Rows:
         ids: int64 [D], original vertex ids.
         statistics: float [D, 3] of the run dtype, or None: the sum of the weights of a vertex's in-edges (1 per edge
             when the graph has none), the sum of the weights of its stored self-loops, and the weight of the last
-            stored self-loop (NaN without any).
+            stored self-loop (NaN without any); [D, 4] where a layer ``uses_out_degrees``: the sum of the weights of its
+            out-edges but self-loops.
         factors: float [D, 2], or None: where all layers that need the statistics make the same two numbers of them,
             these in their place: D^-1/2, and what a sum over stored edges lacks of the vertex's self-loop.
         memo: what a layer computes from these rows alone and needs again in the same chunk.
 
-    Where a graph has edge weights that some layers ignore, statistics are [D, 6]: those without weights come last.
+    Where a graph has edge weights that some layers ignore, statistics have twice as many columns: those without weights
+    come last.
     """
 
     ids: Tensor
@@ -44,11 +46,11 @@ class Rows:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def seen(self, ignores_weights: bool) -> Rows:
-        """The same with statistics [D, 3]: those of edges without weights, or with them."""
-        if self.statistics is None or self.statistics.shape[1] == 3:
+        """The same with statistics [D, 3 or 4]: those of edges without weights, or with them."""
+        if self.statistics is None or self.statistics.shape[1] <= 4:
             return self
         if ignores_weights not in self.memo:
-            columns = self.statistics[:, 3:] if ignores_weights else self.statistics[:, :3]
+            columns = self.statistics.chunk(2, dim=1)[ignores_weights]
             self.memo[ignores_weights] = replace(self, statistics=columns, memo={})
         return self.memo[ignores_weights]
 

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from hongtu.errors import InputError, names_known
 from hongtu.graph.paper_edges import PaperEdges
+from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -42,6 +43,7 @@ class Layer(torch.nn.Module):
             parameters, so that its output can be cached); None: it is something else.
         weighted: the declared reduction uses the graph's edge weights when it has any.
         uses_statistics: ``transform`` or ``update`` read ``self.rows.statistics``.
+        uses_out_degrees: these have a fourth column, the sums of the weights of out-edges but self-loops.
         factors: of ``degree_factors``, what of these they are content with; None: nothing but the statistics.
         uses_edge_features: ``aggregate`` (or ``forward``) reads ``block.edge_features``; a graph without is refused.
         uses_edge_type: the same for ``block.edge_type``.
@@ -63,6 +65,7 @@ class Layer(torch.nn.Module):
     reduce: str | None = None
     weighted: bool = False
     uses_statistics: bool = False
+    uses_out_degrees: bool = False
     factors: tuple[bool, bool] | None = None
     uses_edge_features: bool = False
     uses_edge_type: bool = False
@@ -143,6 +146,10 @@ class Layer(torch.nn.Module):
     def built_in(self) -> bool:
         """Whether nobody has overridden anything: what a subclass does with a result is not known."""
         return type(self).__module__.startswith("hongtu.nn.")
+
+    def read_graph(self, topology: Topology) -> None:
+        """Called with the whole graph when a Trainer is made, for what a layer has to know of it beside statistics of
+        vertices."""
 
     def expand(self) -> list[Layer]:
         """The layers that the engine runs in its place, in order: several for several aggregates in a row. Each that

@@ -184,6 +184,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 weighted=layer.weighted and not layer.drops_weights,
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics and layer.once_per_vertex,
+                uses_out_degrees=layer.uses_out_degrees,
                 factors=layer.factors,
                 ignores_weights=layer.drops_weights,
                 combined=combined,
@@ -239,7 +240,7 @@ def toy_block(dtype: torch.dtype, rows: int = 2, sources: int | None = None, edg
     degree = torch.full((rows,), edges // rows)
     degree[: edges % rows] += 1
     indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    statistics = torch.tensor([[1.0, 0.0, float("nan")]] * rows, dtype=dtype)
+    statistics = torch.tensor([[1.0, 0.0, float("nan"), 1.0]] * rows, dtype=dtype)
     return Block(
         indptr=indptr,
         local_source=((torch.arange(edges) + 1) % sources).int(),
