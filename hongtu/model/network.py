@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hongtu.errors import InputError
 from hongtu.graph.paper_edges import PaperEdges
+from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
 from hongtu.model.wiring import INPUT, RowFunction, resolve, wire
@@ -82,6 +83,7 @@ class Network:
             raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
         self._transform_first = [layer.transform_first for layer in self.layers]
         self._once_per_vertex = [layer.once_per_vertex for layer in self.layers]
+        self._topology: Topology | None = None
         self.activate()
         readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
         self.wiring = wire(resolve(modules), self.layer_index, readers)
@@ -92,6 +94,11 @@ class Network:
         self.drawn: list[Tensor] | None = None  # gets torch's generator behind every module that draws, where it is set
         self.given = 0  # columns of what the current module got
         self.forms = Forms([None] * len(self.layers))
+
+    def read_graph(self, topology: Topology) -> None:
+        """Have layers know the whole graph, here and whenever they are activated."""
+        self._topology = topology
+        self.activate()
 
     def twin(self) -> Network:
         """A copy of its modules on the CPU, with a context of its own, in the forms that are known of these."""
@@ -166,6 +173,8 @@ class Network:
         self._writes = {module: may_write(module) or is_altered(module) for module in parts}
         for layer, first, once in zip(self.layers, self._transform_first, self._once_per_vertex, strict=True):
             layer.transform_first, layer.once_per_vertex = first, once
+            if self._topology is not None:
+                layer.read_graph(self._topology)
 
     def stage(
         self,

@@ -148,8 +148,7 @@ class Layer(torch.nn.Module):
         return type(self).__module__.startswith("hongtu.nn.")
 
     def read_graph(self, topology: Topology) -> None:
-        """Called with the whole graph when a Trainer is made, for what a layer has to know of it beside statistics of
-        vertices."""
+        """Called with the whole graph before a run, for what a layer has to know of it beside statistics of vertices."""
 
     def expand(self) -> list[Layer]:
         """The layers that the engine runs in its place, in order: several for several aggregates in a row. Each that

@@ -34,7 +34,6 @@ from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
-from hongtu.nn.layer import Layer
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
@@ -222,12 +221,10 @@ class Trainer(Inferring):
                 self.model = as_modules(layers)
                 self.artifact = bind_edges(self.model, self.artifact, dtype)
                 fill_widths(self.model, self.artifact, dtype)
-                for layer in self.model.modules():
-                    if isinstance(layer, Layer):
-                        layer.read_graph(self.artifact.topology)
                 check_tensors(self.model)
                 self.model.to(backend.where(0), dtype)  # before optimizers make their state beside it
                 self._network = Network(self.model, self._context, autocast)
+                self._network.read_graph(self.artifact.topology)
                 check_kinds(self.model, self._network.wiring.sources, self.artifact)
                 check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
                 self.dependencies = dependencies

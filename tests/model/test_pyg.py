@@ -914,6 +914,19 @@ def test_chebyshev_polynomials(weights):
         assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
 
 
+def test_chebyshev_polynomials_of_two_graphs():
+    """Each run has its own graph's largest eigenvalue."""
+    problem = problems.awkward()
+    other = replace(problem, edges=np.stack([np.arange(64), np.arange(64)[::-1]]), weights=None)
+    model = pyg.ChebConv(problem.width, 3, K=2, normalization=None).double()
+    layers = hongtu.from_pyg(model)
+    both = replace(problem, weights=None), other
+    trainers = [hongtu.Trainer(problems.prepare(one, 2, 3), layers, dtype=torch.float64) for one in both]
+    for one, trainer in [*zip(both, trainers, strict=True)] * 2:
+        expected = model(torch.from_numpy(one.features).double(), one.edge_index).detach()
+        torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_chebyshev_polynomials_that_are_called_in_two_ways_are_refused():
     model = Chebyshev(4, 3)
     model.b = model.c

@@ -166,8 +166,11 @@ class ChebConv(TAGConv):
 
     def read_graph(self, topology: Topology) -> None:
         if self.lambda_max is None:
-            seen = replace(topology, edge_weight=None) if self.ignores_weights else topology
-            self._largest = largest_in_laplacian(seen, self.normalization)
+            key = "largest in Laplacian", self.normalization, self.ignores_weights
+            if key not in topology.memo:
+                seen = replace(topology, edge_weight=None) if self.ignores_weights else topology
+                topology.memo[key] = largest_in_laplacian(seen, self.normalization)
+            self._largest = topology.memo[key]
 
     def collect(self, k: int, found: Tensor, h: Tensor) -> Tensor:
         if k > 0:
