@@ -20,7 +20,7 @@ from hongtu.model.wiring import INPUT, RowFunction, resolve, wire
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import dropout_key
+from hongtu.nn.dropout import check_drop_edges, dropout_key
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
@@ -73,6 +73,7 @@ class Network:
             rules = rules_of(module)
             layer = module if rules is None else WholeGraphNorm(module, rules)
             if isinstance(layer, Layer):
+                check_drop_edges(layer, f"layers[{index}] ({type(layer).__name__})")
                 for part in layer.expand():
                     self.layers.append(part)
                     self.layer_index.append(index)
@@ -155,6 +156,8 @@ class Network:
     def set_once_per_vertex(self, wanted: Sequence[bool]) -> PaperEdges:
         """Choose that per layer; returns the edges over which all of them aggregate then. Where that would be others
         for some than for others, every layer does."""
+        dropped = [getattr(layer, "drop_edges", None) is not None for layer in self.layers]
+        wanted = [once or drops for once, drops in zip(wanted, dropped, strict=True)]
         edges = [None if once else layer.paper_edges for once, layer in zip(wanted, self.layers, strict=True)]
         pairs = [pair for pair in zip(edges, self.layers, strict=True) if not isinstance(pair[1], WholeGraphNorm)]
         first, *others = {of or PaperEdges() for of, _ in pairs}
@@ -226,7 +229,8 @@ class Network:
             z, s = z.clone(), tuple(part.clone() for part in s)
         layer = self.layers[index]
         block = block.seen(layer.drops_weights)
-        call = layer.aggregate if getattr(layer, "encode_edges", None) is None else layer.aggregate_encoded
+        changes = any(getattr(layer, name, None) is not None for name in ("encode_edges", "drop_edges"))
+        call = layer.aggregate_changed if changes else layer.aggregate
         return self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))
 
     def combine(

@@ -15,12 +15,13 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
-from hongtu.model.edge_functions import refuse_edges
+from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.tracer import OF_EDGES, Root, Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.wiring import FIRST_NAME, Entry
+from hongtu.nn.dropout import check_drop_edges
 
 Part = tuple[nn.Module, str]  # and its name
 EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the modules that it has gone through
@@ -85,7 +86,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     base = {node: node for node in values}  # the argument or the module's result that each is a function of
     dtypes: dict[fx.Node, Own] = {}  # those of rows, as a number that has it
     edges = {node for node in of_edges if node not in values}
-    made: dict[str, tuple[dict[str, EdgeValue], list[nn.Module]]] = {}  # what is called twice keeps one set of weights
+    left = EdgesLeft()
+    made: dict[str, tuple[Any, list[nn.Module]]] = {}  # what is called twice keeps one set of weights
     own: dict[fx.Node, Own] = {}  # tensors of the model itself
     fixed: set[fx.Node] = set()  # these, and what is made of them alone
     output = rows
@@ -99,6 +101,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         if node.op == "get_attr" or (is_expression(node) and fixed.issuperset(node.all_input_nodes)):
             fixed.add(node)
             continue
+        if left.takes(node, edges, values, base, title):
+            continue
         called = model.get_submodule(place) if node.op == "call_module" else None
         call = f"{title}.forward calls {place}"
         arguments = {"": node.all_input_nodes} if called is None else _given(node, called, call)
@@ -110,6 +114,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             modules = [called] if called is not None else expression(node, {first: FEATURES}, own | dtypes)[1]
             values[node] = values[first][0], [*values[first][1], *((module, place) for module in modules)]
             base[node] = first if called is None else node
+            left.follow(node, valued[0], called, title)
             continue
         if node.target is getattr and node.args[1] == "dtype":
             dtypes[node] = "", torch.zeros(())
@@ -125,12 +130,17 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         reads = not edges.isdisjoint(node.all_input_nodes)
         if called is not None:
             inputs = _edge_inputs(arguments, values, edges, call)
+            dropout = left.of_call([other for other in node.all_input_nodes if other in {*edges, *values}], call)
             if place not in made:
-                made[place] = inputs, convert(called, place, reads, inputs, root.optional)
-            given, modules = made[place]
-            if inputs != given:
-                what = next(_WHAT[name] for name in OF_EDGES if inputs.get(name) != given.get(name))
-                raise InputError(f"{call} with {what} in two forms; give each its own")
+                modules = convert(called, place, reads, inputs, root.optional)
+                if dropout is not None:
+                    modules[0].drop_edges = dropout
+                    check_drop_edges(modules[0], f"{call} with edges of dropout_edge, and {type(called).__name__}")
+                made[place] = (inputs, dropout), modules
+            (given, before), modules = made[place]
+            if inputs != given or dropout is not before:
+                different = (_WHAT[name] for name in OF_EDGES if inputs.get(name) != given.get(name))
+                raise InputError(f"{call} with {next(different, 'edges')} in two forms; give each its own")
         elif reads or valued or not taken:
             if reads:
                 refuse_edges(node, title)

@@ -11,7 +11,7 @@ from hongtu.nn.aggr import (
     StdAggregation,
     VarAggregation,
 )
-from hongtu.nn.dropout import Dropout
+from hongtu.nn.dropout import Dropout, EdgeDropout
 from hongtu.nn.layer import Layer
 from hongtu.nn.layers.appnp import APPNP
 from hongtu.nn.layers.cg import CGConv
@@ -50,6 +50,7 @@ __all__ = [
     "ChebConv",
     "CommNetConv",
     "Dropout",
+    "EdgeDropout",
     "GATConv",
     "GATv2Conv",
     "GCN2Conv",

@@ -71,6 +71,7 @@ class Block:
         active: int32 [D], ascending destinations (new ids), or None where they are contiguous.
         edge_features: float [E, F] of the run dtype, where the layer has ``uses_edge_features``; else None.
         edge_type: int32 [E], where the layer has ``uses_edge_type``; else None.
+        kept_ids: int64 [E], of a block that has lost some edges the ids of those that are left; else None.
     """
 
     indptr: Tensor
@@ -84,6 +85,7 @@ class Block:
     active: Tensor | None = None
     edge_features: Tensor | None = None
     edge_type: Tensor | None = None
+    kept_ids: Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -134,8 +136,26 @@ class Block:
     @cached_property
     def edge_ids(self) -> Tensor:
         """int64 [E], identity of each edge, the same however the graph is cut into chunks."""
+        if self.kept_ids is not None:
+            return self.kept_ids
         offset = self.edge_id_start - self.indptr[:-1]
         return offset[self.dst_of_edge] + torch.arange(self.num_edges, device=offset.device)
+
+    def keeping(self, kept_E: Tensor) -> Block:
+        """The same destinations and sources, with those of the edges where bool [E] is True."""
+
+        def left(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows[kept_E]
+
+        return replace(
+            self,
+            indptr=torch.cat([self.indptr.new_zeros(1), kept_E.cumsum(0)])[self.indptr],
+            local_source=self.local_source[kept_E],
+            edge_weight=left(self.edge_weight),
+            edge_features=left(self.edge_features),
+            edge_type=left(self.edge_type),
+            kept_ids=self.edge_ids[kept_E],
+        )
 
     @cached_property
     def loop_mask(self) -> Tensor:

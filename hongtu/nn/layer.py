@@ -50,6 +50,7 @@ class Layer(torch.nn.Module):
         reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
             once for all.
         encode_edges: a module of one's own that may be set on an object: ``aggregate`` gets its rows for edge features.
+        drop_edges: an ``EdgeDropout`` that may be set on an object: ``aggregate`` gets the edges that it leaves.
         edge_inputs: of a traced forward, by the convolution's argument (edge_weight, edge_attr, edge_type) what it is
             called with; an argument that is missing gets nothing. None: each is the graph's own.
         edge_form: the rank and the kind of numbers ("f", "i", "b") in which ``encode_edges`` gets edge features.
@@ -148,7 +149,7 @@ class Layer(torch.nn.Module):
         return type(self).__module__.startswith("hongtu.nn.")
 
     def read_graph(self, topology: Topology) -> None:
-        """Called with the whole graph before a run, for what a layer has to know of it beside statistics of vertices."""
+        """Called with the whole graph before a run, for what a layer has to know beside statistics of vertices."""
 
     def expand(self) -> list[Layer]:
         """The layers that the engine runs in its place, in order: several for several aggregates in a row. Each that
@@ -170,9 +171,11 @@ class Layer(torch.nn.Module):
         with_destinations, others = block.with_destinations()
         return self.forward(with_destinations, torch.cat([s, z[others]]))
 
-    def aggregate_encoded(self, block: Block, z: Tensor, s: Skip) -> Tensor:
-        """``aggregate``, of edge features as ``encode_edges`` gives them, where that is set."""
-        encoder = getattr(self, "encode_edges", None)
+    def aggregate_changed(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        """``aggregate``, of the edges that ``drop_edges`` leaves, and of features as ``encode_edges`` gives them, where
+        these are set."""
+        encoder, dropout = getattr(self, "encode_edges", None), getattr(self, "drop_edges", None)
+        block = block if dropout is None else dropout(block)
         if encoder is not None and block.edge_features is not None:
             block = replace(block, edge_features=encoder(self.given_form(block.edge_features)))
         return self.aggregate(block, z, s)

@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
 import torch_geometric.utils
-from torch_geometric.utils import add_self_loops, dropout_edge, to_torch_csr_tensor
+from torch_geometric.utils import add_self_loops, dropout_path, to_torch_csr_tensor
 
 import hongtu
 from hongtu.errors import InputError
@@ -743,8 +743,8 @@ REFUSED = {
     "other model": (lambda: pyg.AGNNConv(), r"PyGLayer\(AGNNConv\).*hongtu.nn.Layer"),
     "one term": (lambda: pyg.ChebConv(4, 8, K=1), "at least 2 terms; the first alone is torch.nn.Linear"),
     "no hops": (lambda: pyg.TAGConv(4, 8, K=0), "0 hops, expected at least 1"),
-    "edges that are drawn": (lambda: OfEdges("drawn"), "calls dropout_edge, which draws edges anew .* GATConv"),
-    "edges drawn by a module's name": (lambda: OfEdges("by name"), "calls dropout_edge, which draws edges anew"),
+    "edges that are drawn": (lambda: OfEdges("drawn"), r"calls dropout_path, .*utils.dropout_edge\(edge_index, p,"),
+    "edges dropped by a module's name": (lambda: OfEdges("by name"), "and GCNConv normalises by degrees: of edges"),
     "edges that are added": (lambda: OfEdges("added"), r"calls add_self_loops on edges; change edges before"),
     "edges that are chosen": (lambda: OfEdges("chosen"), r"calls getitem on edges; change edges before"),
     "edges turned round": (lambda: OfEdges("turned"), r"turns edges round \(getitem\); .* with edge_type 0 and 1, and"),
@@ -961,7 +961,7 @@ class OfEdges(torch.nn.Module):
 
     def forward(self, x, edge_index):
         if self.kind == "drawn":
-            edge_index, _ = dropout_edge(edge_index, p=0.2, training=self.training)
+            edge_index, _ = dropout_path(edge_index, p=0.2, training=self.training)
         elif self.kind == "by name":
             edge_index = torch_geometric.utils.dropout_edge(edge_index, p=0.2, training=self.training)[0]
         elif self.kind == "added":

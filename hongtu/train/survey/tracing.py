@@ -110,7 +110,8 @@ def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: 
 def _around_input(network: Network) -> list[nn.Module]:
     """The modules whose methods stage 0 may call."""
     first = network.layers[0]
-    own = [first] if type(first).transform not in (Layer.transform, WholeGraphNorm.transform) else []
+    calls = type(first).transform not in (Layer.transform, WholeGraphNorm.transform)
+    own = [first] if calls or getattr(first, "drop_edges", None) is not None else []
     return own + [module for _, module in network.row_modules[0]]
 
 
@@ -180,7 +181,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 s=tuple(None if part is z else part.shape[1] for part in s),
                 a=a.shape[1],
                 linear=layer.linear_aggregate,
-                reduce=layer.reduce,
+                reduce=None if getattr(layer, "drop_edges", None) is not None else layer.reduce,
                 weighted=layer.weighted and not layer.drops_weights,
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics and layer.once_per_vertex,
