@@ -6,6 +6,8 @@ Every call of a module, and every function of rows between them, becomes an entr
 from __future__ import annotations
 
 import inspect
+import linecache
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from hongtu.nn.dropout import check_drop_edges
 Part = tuple[nn.Module, str]  # and its name
 EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the modules that it has gone through
 Convert = Callable[[nn.Module, str, bool, dict[str, EdgeValue], set[str]], list[nn.Module]]
+SHOWN = 150  # characters of a line of code in a message
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
 
@@ -65,6 +68,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
         reason = " ".join(str(error).split())[:150] or type(error).__name__
+        reason = f"{reason}; in {line}" if (line := _line_of_forward(error)) else reason
         remedy = (
             "its way must not depend on values, and what it makes must be made of rows, as torch.ones_like(x[:, :1]): "
             "give its layers as a list"
@@ -218,6 +222,22 @@ def _edge_inputs(
     if any(node.target == MATRIX for given in arguments.values() for node in given if node in edges):
         found.setdefault(WEIGHTS, (MATRIX, []))  # of a matrix the values come along
     return found
+
+
+def _line_of_forward(error: Exception) -> str:
+    """The innermost line of the model's own code that an error went through; "" where there is none."""
+    libraries, line, traceback = (
+        {"torch", "torch_geometric", "hongtu", *sys.stdlib_module_names},
+        "",
+        error.__traceback__,
+    )
+    while traceback is not None:
+        code, module = traceback.tb_frame.f_code, str(traceback.tb_frame.f_globals.get("__name__"))
+        if module.split(".")[0] not in libraries:
+            text = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
+            line = f"line {traceback.tb_lineno}: {text.rstrip(':')}"
+        traceback = traceback.tb_next
+    return line[:SHOWN]
 
 
 def _is_edge_set(model: nn.Module, name: str) -> bool:

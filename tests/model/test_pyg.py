@@ -751,7 +751,8 @@ REFUSED = {
     "two sets of edges": (lambda: TwoSets(), "asks for 'other', a second set of edges, .* with edge_type 0 and 1, and"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
     "edges that change": (lambda: Changes("loops"), r"turns edges round \(flip\); .*before hongtu.preprocess"),
-    "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
+    "values that decide": (lambda: Changes("values"), r"cannot be traced .*in line \d+: if .* and x.sum\(\) > 0\)"),
+    "a pooled graph": (lambda: Pools(), r"cannot be traced .*in line \d+: return pyg.global_mean_pool\(h, batch\)"),
     "another argument": (lambda: AsksForMore(), "AsksForMore.forward asks for 'batch', expected rows, edges and some"),
     "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
     "encoders that differ": (lambda: Encoded("twice"), "calls second with edge features in two forms"),
@@ -950,6 +951,18 @@ class OfNone(torch.nn.Module):
 
     def by_weights(self, edge_index, edge_weight, edge_type):
         return self.by_types(edge_index, edge_type)
+
+
+class Pools(torch.nn.Module):
+    """One row for each graph of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(4, 3)
+
+    def forward(self, x, edge_index):
+        h, batch = self.conv(x, edge_index), torch.zeros(5, dtype=torch.long)
+        return pyg.global_mean_pool(h, batch)
 
 
 class OfEdges(torch.nn.Module):
