@@ -269,7 +269,10 @@ def _given(node: fx.Node, module: nn.Module, call: str) -> dict[str, list[fx.Nod
         raise InputError(f"{call}: {error}") from None
     for name, argument in signature.parameters.items():
         values: list[Any] = []
-        if name == "lambda_max" and isinstance(number := arguments.get(name), float | int | None):  # of a ChebConv
+        if name == "lambda_max" and is_convolution(module):  # of a ChebConv
+            number = arguments.get(name)
+            if not isinstance(number, float | int | None):
+                raise InputError(f"{call} with {name}={number}, expected a number, as float(self.lambda_max)")
             if vars(module).setdefault(name, number) != number:
                 raise InputError(f"{call} with {name} {number} and with another; make two of them")
             continue

@@ -181,7 +181,8 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
     if calls[0] != calls[1] or len({str(tracer.made) for tracer in tracers}) > 1:
         raise InputError(
             f"{title}.forward does something else in evaluation (self.training) than in training; only "
-            "torch.nn.functional.dropout may: leave the rest to modules, or to what is done with the predictions"
+            "torch.nn.functional.dropout and torch_geometric.utils.dropout_edge may, called with "
+            "training=self.training: leave the rest to modules, or to what is done with the predictions"
         )
     for one, other in zip(training.nodes, evaluation.nodes, strict=True):
         found = [tensor_at(root, node, title) for node in (one, other) if node.op == "get_attr"]

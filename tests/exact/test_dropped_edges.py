@@ -171,6 +171,8 @@ class Wrong(torch.nn.Module):
     def forward(self, x, edge_index, edge_weight):
         drop = torch_geometric.utils.dropout_edge
         kept, mask = drop(edge_index, p=0.3, force_undirected=self.how == "pairs", training=self.training)
+        if self.how == "branch" and self.training:
+            return self.conv(x, drop(edge_index)[0])
         if self.how == "GCN":
             return self.gcn(x, kept)
         if self.how == "twice":
@@ -191,6 +193,7 @@ class Wrong(torch.nn.Module):
     ("how", "found"),
     [
         ("GCN", "calls gcn with edges of dropout_edge, and GCNConv normalises by degrees: .* needs in-edges alone"),
+        ("branch", "than in training; only .* and torch_geometric.utils.dropout_edge may, called with training=self"),
         ("twice", "calls dropout_edge on getitem, expected the edge_index that it takes"),
         ("always", "calls dropout_edge so that it drops in evaluation, too; pass training=self.training"),
         ("pairs", "force_undirected=True, and an edge does not know its reverse"),

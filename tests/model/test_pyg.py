@@ -928,6 +928,24 @@ def test_chebyshev_polynomials_of_two_graphs():
         torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
 
 
+class GivenEigenvalue(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.conv, self.number = pyg.ChebConv(6, 3, K=2), number
+        self.register_buffer("largest", torch.tensor(2.5))
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index, lambda_max=float(self.largest) if self.number else self.largest)
+
+
+def test_the_largest_eigenvalue_as_a_tensor():
+    """What the refusal advises is taken."""
+    with pytest.raises(InputError, match=r"calls conv with lambda_max=model_largest, expected a number, as float\("):
+        hongtu.from_pyg(GivenEigenvalue(number=False))
+    (layer,) = hongtu.from_pyg(GivenEigenvalue(number=True))
+    assert layer.lambda_max == 2.5
+
+
 def test_chebyshev_polynomials_that_are_called_in_two_ways_are_refused():
     model = Chebyshev(4, 3)
     model.b = model.c
