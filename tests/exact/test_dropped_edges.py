@@ -12,7 +12,7 @@ import torch_geometric.nn as pyg
 
 import hongtu
 from hongtu.errors import InputError
-from hongtu.nn import EdgeDropout, SAGEConv
+from hongtu.nn import EdgeDropout, GATConv, SAGEConv, TransformerConv
 from hongtu.nn.dropout import dropout_key, keep_mask
 from tests import problems, staged, training
 from tests.problems import EDGE_COLUMNS as P
@@ -161,6 +161,17 @@ def test_a_layer_in_a_list_drops_edges():
     mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
     loss = torch.nn.functional.cross_entropy(own[mask], labels[mask])
     assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("make", [SAGEConv, GATConv, TransformerConv])
+def test_memory_is_planned_for_an_epoch_that_keeps_all_edges(make):
+    problem, planned = problems.edge_data(), []
+    for p in (1e-12, 0.95):
+        layer = make(problem.width, problem.classes)
+        layer.drop_edges = EdgeDropout(p)
+        artifact = problems.prepare(problem, 2, 3)
+        planned.append(training.smallest_budget(artifact, lambda layer=layer: [copy.deepcopy(layer)]))
+    assert planned[0] == planned[1]
 
 
 class Wrong(torch.nn.Module):
