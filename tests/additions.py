@@ -168,6 +168,11 @@ def polynomials(lib, f, c):
     return [lib.SSGConv(f, H, 0.2), nn.ReLU(), lib.TAGConv(H, c, K=2)]
 
 
+def chebyshev(lib, f, c):
+    """Degrees of sources beside those of destinations."""
+    return [lib.ChebConv(f, H, 3), nn.ReLU(), lib.ChebConv(H, c, 2, normalization="rw", bias=False)]
+
+
 def mixed_hops(lib, f, c):
     return [lib.MixHopConv(f, H, [1, 0]), nn.ReLU(), lib.MixHopConv(2 * H, c, [2], add_self_loops=False, bias=False)]
 
@@ -186,6 +191,7 @@ AGGREGATES = (
     two("PNAConv", PNA | {"towers": 5}, PNA | {"pre_layers": 2}),
     of(hops, "hops"),
     of(polynomials, "polynomials"),
+    of(chebyshev, "chebyshev"),
     of(mixed_hops, "mixed hops"),
     of(recurrent, "recurrent"),
     of(sign, "sign"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -94,3 +95,69 @@ def edge_id_starts(in_edge_start: np.ndarray, original_id: np.ndarray) -> np.nda
     start = np.zeros(len(original_id) + 1, dtype=np.int64)
     np.cumsum(degree, out=start[1:])
     return start[original_id]
+
+
+def out_degrees(topology: Topology) -> np.ndarray:
+    """float64 [V]: the sum of the weights of each vertex's out-edges (1 each if unweighted), self-loops left out.
+
+    >>> from hongtu.graph.topology import build_topology
+    >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
+    >>> out_degrees(t).tolist()
+    [1.0, 1.0]
+    """
+    found = np.zeros(topology.num_vertices)
+    for sources, local_source, destination, weight in _edges_by_chunk(topology):
+        weight[sources[local_source] == destination] = 0
+        found[sources] += np.bincount(local_source, weight, minlength=len(sources))
+    return found
+
+
+def all_statistics(
+    topology: Topology, rows: np.ndarray | None = None, dtype: str = "float64", columns: int = 3
+) -> np.ndarray:
+    """[V, columns]: ``degree_statistics``; of 4 columns, or 8, with the out-degree behind each three."""
+    if columns in (3, 6):
+        return degree_statistics(topology, rows, dtype, columns)
+    if columns == 8:
+        both = topology, replace(topology, edge_weight=None)
+        return np.concatenate([all_statistics(t, rows, dtype, 4) for t in both], axis=1)
+    out = out_degrees(topology)[:, None].astype(dtype)
+    return np.concatenate([degree_statistics(topology, rows, dtype), out if rows is None else out[rows]], axis=1)
+
+
+def largest_in_laplacian(topology: Topology, normalization: str | None) -> float:
+    """The largest number in D - A (None), I - D^-1/2 A D^-1/2 ("sym") or I - D^-1 A ("rw"), self-loops left out, with D
+    of out-degrees; NaN where one is none.
+
+    >>> from hongtu.graph.topology import build_topology
+    >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
+    >>> largest_in_laplacian(t, None), largest_in_laplacian(t, "sym")
+    (1.0, 1.0)
+    """
+    negative = topology.edge_weight is not None and bool((np.asarray(topology.edge_weight) < 0).any())
+    if normalization is not None and not negative:
+        return 1.0  # on the diagonal; the others are at most 0
+    degree = out_degrees(topology)
+    largest = float(degree.max(initial=-np.inf)) if normalization is None else 1.0
+    if not negative:
+        return largest
+    scale = np.ones_like(degree)
+    if normalization is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = degree ** (-0.5 if normalization == "sym" else -1.0)
+        scale[np.isposinf(scale)] = 0
+    for sources, local_source, destination, weight in _edges_by_chunk(topology):
+        source = sources[local_source]
+        other = scale[destination] if normalization == "sym" else 1.0
+        found = -(scale[source] * weight * other)[source != destination]
+        largest = float(np.maximum(largest, found.max(initial=-np.inf)))  # NaN stays
+    return largest
+
+
+def _edges_by_chunk(topology: Topology) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Of every chunk its sources, and of its edges the position among these, the destination and float64 weight."""
+    for c in range(topology.partitions * topology.chunks):
+        chunk = topology.chunk(c)
+        destination = np.repeat(np.arange(chunk.num_dst) + chunk.first, np.diff(chunk.indptr))
+        weight = np.ones(chunk.num_edges) if chunk.edge_weight is None else chunk.edge_weight.astype(np.float64)
+        yield chunk.sources, chunk.local_source, destination, weight

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.model.expression import label
+from hongtu.nn.dropout import EdgeDropout
 
-DRAW_EDGES = ("dropout_edge", "dropout_adj", "dropout_node", "dropout_path", "add_random_edge")
+DROP_EDGES = "dropout_edge"
+DRAW_EDGES = ("dropout_adj", "dropout_node", "dropout_path", "add_random_edge")
 CHANGE_EDGES = (
     "add_self_loops", "add_remaining_self_loops", "remove_self_loops", "remove_isolated_nodes", "to_undirected",
     "coalesce", "sort_edge_index", "subgraph", "degree",
@@ -23,12 +26,17 @@ CHANGE_EDGES = (
 def functions_of_edges() -> dict[str, Callable[..., Any]]:
     """Those of torch_geometric, where it is there."""
     utils = sys.modules.get("torch_geometric.utils")
-    return {name: getattr(utils, name) for name in (*DRAW_EDGES, *CHANGE_EDGES) if hasattr(utils, name)}
+    return {name: getattr(utils, name) for name in (DROP_EDGES, *DRAW_EDGES, *CHANGE_EDGES) if hasattr(utils, name)}
 
 
 def is_of_edges(node: fx.Node) -> bool:
-    """Whether a trace calls one of them."""
+    """Whether a trace calls one of them that layers do not do."""
     return getattr(node.target, "__name__", "") in (*DRAW_EDGES, *CHANGE_EDGES)
+
+
+def drops_edges(node: fx.Node) -> bool:
+    """Whether a trace calls ``dropout_edge``."""
+    return getattr(node.target, "__name__", "") == DROP_EDGES
 
 
 @contextmanager
@@ -59,9 +67,8 @@ def refuse_edges(node: fx.Node, title: str) -> None:
     name = label(node)
     if name in DRAW_EDGES:
         raise InputError(
-            f"{title}.forward calls {name}, which draws edges anew in every epoch, and those of an artifact are fixed; "
-            "leave it out, and drop elements of rows, torch.nn.functional.dropout(x, p, training=self.training), or of "
-            "attention, GATConv(dropout=p)"
+            f"{title}.forward calls {name}, which draws edges anew in every epoch; of the functions that do, layers "
+            "know torch_geometric.utils.dropout_edge(edge_index, p, training=self.training)"
         )
     if name == "flip" or (name == "getitem" and node.args[1] in ([1, 0], [-1, 0])):
         raise InputError(
@@ -73,3 +80,74 @@ def refuse_edges(node: fx.Node, title: str) -> None:
         f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as data.edge_index = "
         f"{name}(...), and leave it out of forward"
     )
+
+
+class EdgesLeft:
+    """What ``dropout_edge`` leaves of edges in a trace, and of what lies beside them."""
+
+    def __init__(self) -> None:
+        self.by: dict[fx.Node, EdgeDropout | None] = {}  # of its calls, and of edges, masks and values behind them
+
+    def takes(
+        self, node: fx.Node, edges: set[fx.Node], values: dict[fx.Node, Any], base: dict[fx.Node, fx.Node],
+        title: str,
+    ) -> bool:  # fmt: skip
+        """Whether it is such a call, one of the two things that this returns, or values picked by its mask.
+
+        Raises:
+            InputError: for anything else that is done with these.
+        """
+        first, *others = node.all_input_nodes or [node]
+        if drops_edges(node):
+            if first not in edges or first in self.by or first.target == "adj_t":
+                raise InputError(
+                    f"{title}.forward calls {DROP_EDGES} on {first}, expected the edge_index that it takes"
+                )
+            p = node.kwargs.get("p", 0.5)
+            self.by[node] = EdgeDropout(p) if p else None  # type: ignore[arg-type]
+            return True
+        item = node.args[1] if node.target is operator.getitem else None
+        if first in self.by and drops_edges(first) and item in (0, 1):
+            self.by[node] = self.by[first]
+            edges.update([node] if item == 0 else [])
+            return True
+        masks = [other for other in node.all_input_nodes if self._is_mask(other)]
+        if masks and (others != masks or first not in values or item is not masks[0] or first in self.by):
+            raise InputError(
+                f"{title}.forward calls {label(node)} with the mask that {DROP_EDGES} returns, which only picks what "
+                "lies beside edges, as edge_attr[mask]"
+            )
+        if masks:
+            values[node], base[node], self.by[node] = values[first], base[first], self.by[masks[0]]
+        return bool(masks)
+
+    def _is_mask(self, node: fx.Node) -> bool:
+        return node in self.by and node.target is operator.getitem and node.args[1:] == (1,)
+
+    def follow(self, node: fx.Node, value: fx.Node, called: nn.Module | None, title: str) -> None:
+        """A module gives a row for each edge that is left; a function might look at all.
+
+        Raises:
+            InputError: for a function.
+        """
+        if value in self.by and called is None:
+            raise InputError(
+                f"{title}.forward calls {label(node)} with what {DROP_EDGES} has left of the edges' values; do that "
+                "first, and pick by the mask last"
+            )
+        if value in self.by:
+            self.by[node] = self.by[value]
+
+    def of_call(self, given: list[fx.Node], call: str) -> EdgeDropout | None:
+        """What has dropped edges of those that a module is given, and rows of what lies beside them.
+
+        Raises:
+            InputError: where that is not the same.
+        """
+        found = {self.by.get(node) for node in given}
+        if len(found) > 1:
+            raise InputError(
+                f"{call} with edges that {DROP_EDGES} has left and with what all edges have, or with those of two "
+                "calls; pick by its mask: edge_index, mask = dropout_edge(...), and edge_attr[mask]"
+            )
+        return next(iter(found), None)

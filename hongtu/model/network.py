@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from hongtu.errors import InputError
 from hongtu.graph.paper_edges import PaperEdges
+from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
 from hongtu.model.wiring import INPUT, RowFunction, resolve, wire
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import dropout_key
+from hongtu.nn.dropout import check_drop_edges, dropout_key
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
@@ -72,6 +73,7 @@ class Network:
             rules = rules_of(module)
             layer = module if rules is None else WholeGraphNorm(module, rules)
             if isinstance(layer, Layer):
+                check_drop_edges(layer, f"layers[{index}] ({type(layer).__name__})")
                 for part in layer.expand():
                     self.layers.append(part)
                     self.layer_index.append(index)
@@ -82,6 +84,7 @@ class Network:
             raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
         self._transform_first = [layer.transform_first for layer in self.layers]
         self._once_per_vertex = [layer.once_per_vertex for layer in self.layers]
+        self._topology: Topology | None = None
         self.activate()
         readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
         self.wiring = wire(resolve(modules), self.layer_index, readers)
@@ -92,6 +95,11 @@ class Network:
         self.drawn: list[Tensor] | None = None  # gets torch's generator behind every module that draws, where it is set
         self.given = 0  # columns of what the current module got
         self.forms = Forms([None] * len(self.layers))
+
+    def read_graph(self, topology: Topology) -> None:
+        """Have layers know the whole graph, here and whenever they are activated."""
+        self._topology = topology
+        self.activate()
 
     def twin(self) -> Network:
         """A copy of its modules on the CPU, with a context of its own, in the forms that are known of these."""
@@ -148,6 +156,8 @@ class Network:
     def set_once_per_vertex(self, wanted: Sequence[bool]) -> PaperEdges:
         """Choose that per layer; returns the edges over which all of them aggregate then. Where that would be others
         for some than for others, every layer does."""
+        dropped = [getattr(layer, "drop_edges", None) is not None for layer in self.layers]
+        wanted = [once or drops for once, drops in zip(wanted, dropped, strict=True)]
         edges = [None if once else layer.paper_edges for once, layer in zip(wanted, self.layers, strict=True)]
         pairs = [pair for pair in zip(edges, self.layers, strict=True) if not isinstance(pair[1], WholeGraphNorm)]
         first, *others = {of or PaperEdges() for of, _ in pairs}
@@ -166,6 +176,8 @@ class Network:
         self._writes = {module: may_write(module) or is_altered(module) for module in parts}
         for layer, first, once in zip(self.layers, self._transform_first, self._once_per_vertex, strict=True):
             layer.transform_first, layer.once_per_vertex = first, once
+            if self._topology is not None:
+                layer.read_graph(self._topology)
 
     def stage(
         self,
@@ -217,7 +229,8 @@ class Network:
             z, s = z.clone(), tuple(part.clone() for part in s)
         layer = self.layers[index]
         block = block.seen(layer.drops_weights)
-        call = layer.aggregate if getattr(layer, "encode_edges", None) is None else layer.aggregate_encoded
+        changes = any(getattr(layer, name, None) is not None for name in ("encode_edges", "drop_edges"))
+        call = layer.aggregate_changed if changes else layer.aggregate
         return self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))
 
     def combine(

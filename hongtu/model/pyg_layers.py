@@ -18,6 +18,7 @@ from hongtu.nn import (
     APPNP,
     Aggregation,
     ARMAConv,
+    ChebConv,
     Dropout,
     GATConv,
     GatedGraphConv,
@@ -277,6 +278,14 @@ def _tag(conv: Any, title: str) -> nn.Module | None:
     return TAGConv(conv.in_channels, conv.out_channels, conv.K, conv.bias is not None, conv.normalize)
 
 
+def _cheb(conv: Any, title: str) -> nn.Module | None:
+    _check_sum(conv, title)
+    return ChebConv(
+        conv.in_channels, conv.out_channels, len(conv.lins), conv.normalization, conv.bias is not None,
+        getattr(conv, "lambda_max", None),
+    )  # fmt: skip
+
+
 def _mixhop(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
     return MixHopConv(conv.in_channels, conv.out_channels, conv.powers, conv.add_self_loops, conv.bias is not None)
@@ -376,5 +385,5 @@ _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
     "GCNConv": _gcn, "SAGEConv": _sage, "GATConv": _gat, "GATv2Conv": _gatv2, "TransformerConv": _transformer,
     "GraphConv": _graph, "ResGatedGraphConv": _gated, "SGConv": _sgc, "APPNP": _appnp, "LGConv": _lg, "GCN2Conv": _gcn2,
     "PNAConv": _pna, "RGCNConv": _rgcn, "SSGConv": _ssg, "TAGConv": _tag, "MixHopConv": _mixhop, "ARMAConv": _arma,
-    "GatedGraphConv": _gated_graph,
+    "GatedGraphConv": _gated_graph, "ChebConv": _cheb,
 }  # fmt: skip

@@ -6,6 +6,8 @@ Every call of a module, and every function of rows between them, becomes an entr
 from __future__ import annotations
 
 import inspect
+import linecache
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +17,18 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
-from hongtu.model.edge_functions import refuse_edges
+from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.tracer import OF_EDGES, Root, Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.wiring import FIRST_NAME, Entry
+from hongtu.nn.dropout import check_drop_edges
 
 Part = tuple[nn.Module, str]  # and its name
 EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the modules that it has gone through
 Convert = Callable[[nn.Module, str, bool, dict[str, EdgeValue], set[str]], list[nn.Module]]
+SHOWN = 150  # characters of a line of code in a message
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
 
@@ -64,6 +68,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
         reason = " ".join(str(error).split())[:150] or type(error).__name__
+        reason = f"{reason}; in {line}" if (line := _line_of_forward(error)) else reason
         remedy = (
             "its way must not depend on values, and what it makes must be made of rows, as torch.ones_like(x[:, :1]): "
             "give its layers as a list"
@@ -85,7 +90,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     base = {node: node for node in values}  # the argument or the module's result that each is a function of
     dtypes: dict[fx.Node, Own] = {}  # those of rows, as a number that has it
     edges = {node for node in of_edges if node not in values}
-    made: dict[str, tuple[dict[str, EdgeValue], list[nn.Module]]] = {}  # what is called twice keeps one set of weights
+    left = EdgesLeft()
+    made: dict[str, tuple[Any, list[nn.Module]]] = {}  # what is called twice keeps one set of weights
     own: dict[fx.Node, Own] = {}  # tensors of the model itself
     fixed: set[fx.Node] = set()  # these, and what is made of them alone
     output = rows
@@ -99,6 +105,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         if node.op == "get_attr" or (is_expression(node) and fixed.issuperset(node.all_input_nodes)):
             fixed.add(node)
             continue
+        if left.takes(node, edges, values, base, title):
+            continue
         called = model.get_submodule(place) if node.op == "call_module" else None
         call = f"{title}.forward calls {place}"
         arguments = {"": node.all_input_nodes} if called is None else _given(node, called, call)
@@ -110,6 +118,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             modules = [called] if called is not None else expression(node, {first: FEATURES}, own | dtypes)[1]
             values[node] = values[first][0], [*values[first][1], *((module, place) for module in modules)]
             base[node] = first if called is None else node
+            left.follow(node, valued[0], called, title)
             continue
         if node.target is getattr and node.args[1] == "dtype":
             dtypes[node] = "", torch.zeros(())
@@ -125,12 +134,17 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         reads = not edges.isdisjoint(node.all_input_nodes)
         if called is not None:
             inputs = _edge_inputs(arguments, values, edges, call)
+            dropout = left.of_call([other for other in node.all_input_nodes if other in {*edges, *values}], call)
             if place not in made:
-                made[place] = inputs, convert(called, place, reads, inputs, root.optional)
-            given, modules = made[place]
-            if inputs != given:
-                what = next(_WHAT[name] for name in OF_EDGES if inputs.get(name) != given.get(name))
-                raise InputError(f"{call} with {what} in two forms; give each its own")
+                modules = convert(called, place, reads, inputs, root.optional)
+                if dropout is not None:
+                    modules[0].drop_edges = dropout
+                    check_drop_edges(modules[0], f"{call} with edges of dropout_edge, and {type(called).__name__}")
+                made[place] = (inputs, dropout), modules
+            (given, before), modules = made[place]
+            if inputs != given or dropout is not before:
+                different = (_WHAT[name] for name in OF_EDGES if inputs.get(name) != given.get(name))
+                raise InputError(f"{call} with {next(different, 'edges')} in two forms; give each its own")
         elif reads or valued or not taken:
             if reads:
                 refuse_edges(node, title)
@@ -210,6 +224,22 @@ def _edge_inputs(
     return found
 
 
+def _line_of_forward(error: Exception) -> str:
+    """The innermost line of the model's own code that an error went through; "" where there is none."""
+    libraries, line, traceback = (
+        {"torch", "torch_geometric", "hongtu", *sys.stdlib_module_names},
+        "",
+        error.__traceback__,
+    )
+    while traceback is not None:
+        code, module = traceback.tb_frame.f_code, str(traceback.tb_frame.f_globals.get("__name__"))
+        if module.split(".")[0] not in libraries:
+            text = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
+            line = f"line {traceback.tb_lineno}: {text.rstrip(':')}"
+        traceback = traceback.tb_next
+    return line[:SHOWN]
+
+
 def _is_edge_set(model: nn.Module, name: str) -> bool:
     """Whether a convolution of a model takes an argument of its forward for edges."""
     try:
@@ -239,6 +269,13 @@ def _given(node: fx.Node, module: nn.Module, call: str) -> dict[str, list[fx.Nod
         raise InputError(f"{call}: {error}") from None
     for name, argument in signature.parameters.items():
         values: list[Any] = []
+        if name == "lambda_max" and is_convolution(module):  # of a ChebConv
+            number = arguments.get(name)
+            if not isinstance(number, float | int | None):
+                raise InputError(f"{call} with {name}={number}, expected a number, as float(self.lambda_max)")
+            if vars(module).setdefault(name, number) != number:
+                raise InputError(f"{call} with {name} {number} and with another; make two of them")
+            continue
         fx.node.map_aggregate(arguments.get(name), values.append)
         if all(value is None or value == argument.default for value in values):
             gap = True

@@ -13,7 +13,13 @@ from torch import Tensor, fx, nn
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import times_written
 from hongtu.model.checks import drops
-from hongtu.model.edge_functions import functions_of_edges, functions_of_edges_seen, is_of_edges, refuse_edges
+from hongtu.model.edge_functions import (
+    drops_edges,
+    functions_of_edges,
+    functions_of_edges_seen,
+    is_of_edges,
+    refuse_edges,
+)
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.in_place import ChangesTracer
 
@@ -154,22 +160,29 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
             refuse_edges(node, title)
     off = set[str]()  # what drops nothing in training
     for node in [*training.nodes, *evaluation.nodes]:
-        if node.target is nn.functional.dropout:
-            given = inspect.signature(nn.functional.dropout).bind(*node.args, **node.kwargs).arguments
+        if node.target is nn.functional.dropout or drops_edges(node):
+            given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+            name = node.target.__name__
+            if given.pop("force_undirected", False):
+                raise InputError(
+                    f"{title}.forward calls {name} with force_undirected=True, and an edge does not know its reverse, "
+                    "which may lie in another chunk; leave it out"
+                )
             trains = given.pop("training", True)
             if trains is False and node.graph is training:
                 off.add(node.name)
             if trains and node.graph is evaluation and given.get("p", 0.5):
                 raise InputError(
-                    f"{title}.forward calls dropout so that it drops in evaluation, too; pass training=self.training"
+                    f"{title}.forward calls {name} so that it drops in evaluation, too; pass training=self.training"
                 )
-            node.args = (given.pop("input"),)
+            node.args = (given.pop("edge_index" if drops_edges(node) else "input"),)
             node.kwargs = {**given, "p": 0.0} if node.name in off else given
     calls = [[_CONSTANT.sub("", str(node.format_node())) for node in graph.nodes] for graph in (training, evaluation)]
     if calls[0] != calls[1] or len({str(tracer.made) for tracer in tracers}) > 1:
         raise InputError(
             f"{title}.forward does something else in evaluation (self.training) than in training; only "
-            "torch.nn.functional.dropout may: leave the rest to modules, or to what is done with the predictions"
+            "torch.nn.functional.dropout and torch_geometric.utils.dropout_edge may, called with "
+            "training=self.training: leave the rest to modules, or to what is done with the predictions"
         )
     for one, other in zip(training.nodes, evaluation.nodes, strict=True):
         found = [tensor_at(root, node, title) for node in (one, other) if node.op == "get_attr"]

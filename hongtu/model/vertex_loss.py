@@ -218,7 +218,8 @@ class MeanLoss:
         if loss.compares_numbers and not binary and loss.is_torchs:
             raise InputError(
                 f"{title} does not fit the labels ({KINDS[self._task]}): use loss='cross_entropy' or "
-                f"torch.nn.CrossEntropyLoss; for classes 0 and 1 one column from {self._giver} does, too"
+                f"torch.nn.CrossEntropyLoss; for classes 0 and 1 one column from {self._giver} does, too; to "
+                "predict numbers preprocess with task='regression' (--task regression)"
             )
         end = 2 if binary else columns
         beyond = {

@@ -11,7 +11,7 @@ from hongtu.nn.aggr import (
     StdAggregation,
     VarAggregation,
 )
-from hongtu.nn.dropout import Dropout
+from hongtu.nn.dropout import Dropout, EdgeDropout
 from hongtu.nn.layer import Layer
 from hongtu.nn.layers.appnp import APPNP
 from hongtu.nn.layers.cg import CGConv
@@ -29,7 +29,7 @@ from hongtu.nn.layers.graph_conv import GraphConv
 from hongtu.nn.layers.jumping import JumpingKnowledge
 from hongtu.nn.layers.nnconv import NNConv
 from hongtu.nn.layers.pna import PNAConv, degree_histogram
-from hongtu.nn.layers.powers import MixHopConv, SSGConv, TAGConv
+from hongtu.nn.layers.powers import ChebConv, MixHopConv, SSGConv, TAGConv
 from hongtu.nn.layers.pyg import PyGLayer
 from hongtu.nn.layers.recurrent import ARMAConv, GatedGraphConv
 from hongtu.nn.layers.rgcn import RGCNConv
@@ -47,8 +47,10 @@ __all__ = [
     "Aggregation",
     "BatchNorm",
     "CGConv",
+    "ChebConv",
     "CommNetConv",
     "Dropout",
+    "EdgeDropout",
     "GATConv",
     "GATv2Conv",
     "GCN2Conv",

@@ -30,12 +30,14 @@ class Rows:
         ids: int64 [D], original vertex ids.
         statistics: float [D, 3] of the run dtype, or None: the sum of the weights of a vertex's in-edges (1 per edge
             when the graph has none), the sum of the weights of its stored self-loops, and the weight of the last
-            stored self-loop (NaN without any).
+            stored self-loop (NaN without any); [D, 4] where a layer ``uses_out_degrees``: the sum of the weights of its
+            out-edges but self-loops.
         factors: float [D, 2], or None: where all layers that need the statistics make the same two numbers of them,
             these in their place: D^-1/2, and what a sum over stored edges lacks of the vertex's self-loop.
         memo: what a layer computes from these rows alone and needs again in the same chunk.
 
-    Where a graph has edge weights that some layers ignore, statistics are [D, 6]: those without weights come last.
+    Where a graph has edge weights that some layers ignore, statistics have twice as many columns: those without weights
+    come last.
     """
 
     ids: Tensor
@@ -44,11 +46,11 @@ class Rows:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def seen(self, ignores_weights: bool) -> Rows:
-        """The same with statistics [D, 3]: those of edges without weights, or with them."""
-        if self.statistics is None or self.statistics.shape[1] == 3:
+        """The same with statistics [D, 3 or 4]: those of edges without weights, or with them."""
+        if self.statistics is None or self.statistics.shape[1] <= 4:
             return self
         if ignores_weights not in self.memo:
-            columns = self.statistics[:, 3:] if ignores_weights else self.statistics[:, :3]
+            columns = self.statistics.chunk(2, dim=1)[ignores_weights]
             self.memo[ignores_weights] = replace(self, statistics=columns, memo={})
         return self.memo[ignores_weights]
 
@@ -69,6 +71,7 @@ class Block:
         active: int32 [D], ascending destinations (new ids), or None where they are contiguous.
         edge_features: float [E, F] of the run dtype, where the layer has ``uses_edge_features``; else None.
         edge_type: int32 [E], where the layer has ``uses_edge_type``; else None.
+        kept_ids: int64 [E], of a block that has lost some edges the ids of those that are left; else None.
     """
 
     indptr: Tensor
@@ -82,6 +85,7 @@ class Block:
     active: Tensor | None = None
     edge_features: Tensor | None = None
     edge_type: Tensor | None = None
+    kept_ids: Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -132,8 +136,26 @@ class Block:
     @cached_property
     def edge_ids(self) -> Tensor:
         """int64 [E], identity of each edge, the same however the graph is cut into chunks."""
+        if self.kept_ids is not None:
+            return self.kept_ids
         offset = self.edge_id_start - self.indptr[:-1]
         return offset[self.dst_of_edge] + torch.arange(self.num_edges, device=offset.device)
+
+    def keeping(self, kept_E: Tensor) -> Block:
+        """The same destinations and sources, with those of the edges where bool [E] is True."""
+
+        def left(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows[kept_E]
+
+        return replace(
+            self,
+            indptr=torch.cat([self.indptr.new_zeros(1), kept_E.cumsum(0)])[self.indptr],
+            local_source=self.local_source[kept_E],
+            edge_weight=left(self.edge_weight),
+            edge_features=left(self.edge_features),
+            edge_type=left(self.edge_type),
+            kept_ids=self.edge_ids[kept_E],
+        )
 
     @cached_property
     def loop_mask(self) -> Tensor:

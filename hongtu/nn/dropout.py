@@ -6,7 +6,7 @@ below p * 2^32. The hash is splitmix64's mixing; one 64-bit hash serves two colu
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hongtu.compiled import compiled
-from hongtu.errors import names_known
+from hongtu.errors import InputError, names_known
 from hongtu.kernels.dispatch import kernels_for, on_numba, plain_rows
 from hongtu.kernels.parts import by_row
 from hongtu.kernels.torch_private import times_written
 from hongtu.nn.context import RowContext
+
+if TYPE_CHECKING:
+    from hongtu.nn.block import Block
 
 AT_ONCE = 1 << 15  # elements whose hashes fit a processor's cache
 _MASK = (1 << 64) - 1
@@ -68,6 +71,46 @@ class Dropout(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+@names_known
+class EdgeDropout(Dropout):
+    """Leaves out edges with probability ``p``, in training: what ``torch_geometric.utils.dropout_edge`` draws.
+
+    Set as ``drop_edges`` of a layer whose aggregate needs its vertices' in-edges and nothing else. Layers that share
+    one leave out the same edges.
+
+    Args:
+        p: 0 to 1.
+    """
+
+    def forward(self, block: Block) -> Block:  # type: ignore[override]
+        """The block, or one of fewer edges; each edge's number depends on its id alone."""
+        if not self.drops:
+            return block
+        one_E1, context = torch.ones(block.num_edges, 1, device=block.indptr.device), self.context
+        if context is None:
+            return block.keeping(torch.rand_like(one_E1).squeeze(1) >= self.p)
+        mask = Mask(epoch_key(context, one_E1.device), self.site, 0, self.p)  # the same in every layer
+        return block.keeping(_apply_mask(one_E1, block.edge_ids, mask).squeeze(1) > 0)
+
+
+def check_drop_edges(layer: Any, title: str) -> None:
+    """Have all parts of a layer drop the edges that it drops.
+
+    Raises:
+        InputError: for a layer that needs more of the graph than in-edges.
+    """
+    dropout = getattr(layer, "drop_edges", None)
+    for part in layer.expand() if dropout is not None else ():
+        if part.uses_statistics:
+            raise InputError(
+                f"{title} normalises by degrees: of edges that dropout_edge leaves these change in every epoch, and a "
+                "chunk does not show its sources'; drop edges of a layer that needs in-edges alone (SAGEConv, "
+                "GraphConv, GINConv, GATConv, GATv2Conv, TransformerConv), or drop elements of rows, "
+                "torch.nn.functional.dropout(x, p, training=self.training)"
+            )
+        part.drop_edges = dropout
 
 
 class Mask(NamedTuple):

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from hongtu.errors import InputError, names_known
 from hongtu.graph.paper_edges import PaperEdges
+from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -42,12 +43,14 @@ class Layer(torch.nn.Module):
             parameters, so that its output can be cached); None: it is something else.
         weighted: the declared reduction uses the graph's edge weights when it has any.
         uses_statistics: ``transform`` or ``update`` read ``self.rows.statistics``.
+        uses_out_degrees: these have a fourth column, the sums of the weights of out-edges but self-loops.
         factors: of ``degree_factors``, what of these they are content with; None: nothing but the statistics.
         uses_edge_features: ``aggregate`` (or ``forward``) reads ``block.edge_features``; a graph without is refused.
         uses_edge_type: the same for ``block.edge_type``.
         reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
             once for all.
         encode_edges: a module of one's own that may be set on an object: ``aggregate`` gets its rows for edge features.
+        drop_edges: an ``EdgeDropout`` that may be set on an object: ``aggregate`` gets the edges that it leaves.
         edge_inputs: of a traced forward, by the convolution's argument (edge_weight, edge_attr, edge_type) what it is
             called with; an argument that is missing gets nothing. None: each is the graph's own.
         edge_form: the rank and the kind of numbers ("f", "i", "b") in which ``encode_edges`` gets edge features.
@@ -63,6 +66,7 @@ class Layer(torch.nn.Module):
     reduce: str | None = None
     weighted: bool = False
     uses_statistics: bool = False
+    uses_out_degrees: bool = False
     factors: tuple[bool, bool] | None = None
     uses_edge_features: bool = False
     uses_edge_type: bool = False
@@ -144,6 +148,9 @@ class Layer(torch.nn.Module):
         """Whether nobody has overridden anything: what a subclass does with a result is not known."""
         return type(self).__module__.startswith("hongtu.nn.")
 
+    def read_graph(self, topology: Topology) -> None:
+        """Called with the whole graph before a run, for what a layer has to know beside statistics of vertices."""
+
     def expand(self) -> list[Layer]:
         """The layers that the engine runs in its place, in order: several for several aggregates in a row. Each that
         is not ``self`` is a submodule, which keeps the parameters under the names of this layer."""
@@ -164,9 +171,11 @@ class Layer(torch.nn.Module):
         with_destinations, others = block.with_destinations()
         return self.forward(with_destinations, torch.cat([s, z[others]]))
 
-    def aggregate_encoded(self, block: Block, z: Tensor, s: Skip) -> Tensor:
-        """``aggregate``, of edge features as ``encode_edges`` gives them, where that is set."""
-        encoder = getattr(self, "encode_edges", None)
+    def aggregate_changed(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        """``aggregate``, of the edges that ``drop_edges`` leaves, and of features as ``encode_edges`` gives them, where
+        these are set."""
+        encoder, dropout = getattr(self, "encode_edges", None), getattr(self, "drop_edges", None)
+        block = block if dropout is None else dropout(block)
         if encoder is not None and block.edge_features is not None:
             block = replace(block, edge_features=encoder(self.given_form(block.edge_features)))
         return self.aggregate(block, z, s)

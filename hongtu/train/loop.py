@@ -63,21 +63,17 @@ class FitOptions:
     callbacks: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "eval_every", "patience", "save_every", "keep"):
+        least = {"epochs": 1, "eval_every": 0, "patience": 1, "save_every": 0, "keep": 1}
+        for name, number in least.items():
             value = getattr(self, name)
-            if not isinstance(value, Integral) and not (name == "patience" and value is None):
-                raise InputError(f"fit: {name} is {value!r}, expected a whole number")
+            if name == "patience" and value is None:
+                continue
+            if not isinstance(value, Integral) or value < number:
+                raise InputError(f"fit: {name} is {value!r}, expected a whole number of at least {number}")
         if self.run_dir is not None:
             as_path("fit: run_dir", self.run_dir, "a directory")
         if not (self.on_epoch is None or callable(self.on_epoch)):
             raise InputError(f"fit: on_epoch is {self.on_epoch!r}, expected a function of an epoch's record")
-        if self.epochs < 1 or self.eval_every < 0 or (self.patience is not None and self.patience < 1):
-            raise InputError(
-                f"fit: epochs {self.epochs}, eval_every {self.eval_every}, patience {self.patience}; expected at "
-                "least 1, 0 and 1"
-            )
-        if self.save_every < 0 or self.keep < 1:
-            raise InputError(f"fit: save_every {self.save_every}, keep {self.keep}; expected at least 0 and 1")
         if self.looks_at_scores and not self.eval_every:
             raise InputError("patience, keep_best and restore_best need eval_every: they look at the validation score")
         for name in ("save_every", "keep_best"):

@@ -224,6 +224,7 @@ class Trainer(Inferring):
                 check_tensors(self.model)
                 self.model.to(backend.where(0), dtype)  # before optimizers make their state beside it
                 self._network = Network(self.model, self._context, autocast)
+                self._network.read_graph(self.artifact.topology)
                 check_kinds(self.model, self._network.wiring.sources, self.artifact)
                 check_ranked(self.artifact, self._network, loss, self.ranks.size, dependencies, on_oom)
                 self.dependencies = dependencies

@@ -88,7 +88,7 @@ def _check_missing(raw: RawGraph, config: PreprocessConfig) -> None:
         (
             "labels",
             raw.labels is not None or config.labels or links or not split,
-            "--labels random:C (or --task links)",
+            "--labels random:C (or --task links), or leave masks and --random-split out for a graph to predict on",
         ),
     ):
         if not given:

@@ -29,7 +29,9 @@ def check_labels(raw: RawGraph) -> None:
     kind, rank = raw.labels.dtype.kind, raw.labels.ndim
     good = len(labels) == vertices and ((kind in "iu" and rank == 1) or (kind == "f" and rank == 2))
     remedy = NAMES_REMEDY if kind in "UO" and rank == 1 else LABEL_REMEDY
-    if one_hot:
+    if len(labels) != vertices:
+        remedy = "give one for each vertex, -1 (of several columns nan) where there is none"
+    elif one_hot:
         remedy = "they are one-hot: pass labels.argmax(1), or labels.astype(numpy.float32) for multi-label"
     expect(
         raw, "labels", labels, good,
@@ -65,6 +67,7 @@ def _check_multiclass(raw: RawGraph) -> None:
         else:
             why = f"{raw.num_vertices} vertices have at most {bound} classes"
             remedy = 'renumber the classes from 0, or put their number in meta.json as "classes"'
+        remedy = "put -1 where there is none" if labels[bad[0]] < -1 else remedy
         raise InputError(
             f"{raw.name('labels')}: [{bad[0]}] is {labels[bad[0]]}, expected -1 (none) or a class from 0 to "
             f"{bound - 1} ({why}); {remedy}"

@@ -15,7 +15,8 @@ from tests.training import check, over_grid
 
 BASES = {"Aggregation", "Layer", "Normalization"}  # rows have classes made from them
 NO_MODULES = {"degree_histogram"}
-ELSEWHERE = {"Dropout": "tests/exact/test_dropout_training.py"}  # random: the same for every grain, but nobody else's
+# Random: the same for every grain, but nobody else's.
+ELSEWHERE = {"Dropout": "tests/exact/test_dropout_training.py", "EdgeDropout": "tests/exact/test_dropped_edges.py"}
 
 
 @pytest.mark.pairs

@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
 import torch_geometric.utils
-from torch_geometric.utils import add_self_loops, dropout_edge, to_torch_csr_tensor
+from torch_geometric.utils import add_self_loops, dropout_path, to_torch_csr_tensor
 
 import hongtu
 from hongtu.errors import InputError
@@ -740,17 +740,19 @@ REFUSED = {
     "fill value": (lambda: pyg.GATv2Conv(4, 8, edge_dim=2, fill_value="add"), "GATv2Conv has .*'mean' or a number"),
     "pair": (lambda: pyg.GATConv((4, 4), 8), "GATConv: in_channels as a pair"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
-    "other model": (lambda: pyg.ChebConv(4, 8, 2), r"PyGLayer\(ChebConv\).*TAGConv\(in"),
+    "other model": (lambda: pyg.AGNNConv(), r"PyGLayer\(AGNNConv\).*hongtu.nn.Layer"),
+    "one term": (lambda: pyg.ChebConv(4, 8, K=1), "at least 2 terms; the first alone is torch.nn.Linear"),
     "no hops": (lambda: pyg.TAGConv(4, 8, K=0), "0 hops, expected at least 1"),
-    "edges that are drawn": (lambda: OfEdges("drawn"), "calls dropout_edge, which draws edges anew .* GATConv"),
-    "edges drawn by a module's name": (lambda: OfEdges("by name"), "calls dropout_edge, which draws edges anew"),
+    "edges that are drawn": (lambda: OfEdges("drawn"), r"calls dropout_path, .*utils.dropout_edge\(edge_index, p,"),
+    "edges dropped by a module's name": (lambda: OfEdges("by name"), "and GCNConv normalises by degrees: of edges"),
     "edges that are added": (lambda: OfEdges("added"), r"calls add_self_loops on edges; change edges before"),
     "edges that are chosen": (lambda: OfEdges("chosen"), r"calls getitem on edges; change edges before"),
     "edges turned round": (lambda: OfEdges("turned"), r"turns edges round \(getitem\); .* with edge_type 0 and 1, and"),
     "two sets of edges": (lambda: TwoSets(), "asks for 'other', a second set of edges, .* with edge_type 0 and 1, and"),
     "not pyg": (lambda: torch.nn.Linear(2, 3), "got Linear of torch"),
     "edges that change": (lambda: Changes("loops"), r"turns edges round \(flip\); .*before hongtu.preprocess"),
-    "values that decide": (lambda: Changes("values"), "Changes.forward cannot be traced"),
+    "values that decide": (lambda: Changes("values"), r"cannot be traced .*in line \d+: if .* and x.sum\(\) > 0\)"),
+    "a pooled graph": (lambda: Pools(), r"cannot be traced .*in line \d+: return pyg.global_mean_pool\(h, batch\)"),
     "another argument": (lambda: AsksForMore(), "AsksForMore.forward asks for 'batch', expected rows, edges and some"),
     "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
     "encoders that differ": (lambda: Encoded("twice"), "calls second with edge features in two forms"),
@@ -881,21 +883,74 @@ class Whole(torch.nn.Module):
         return self.conv(self.kind(x[:, 0]), edge_index)
 
 
-def test_what_stands_for_chebyshev_polynomials():
-    """The weights of powers that TAGConv has give the same numbers, on the graph that the message speaks of."""
+class Chebyshev(torch.nn.Module):
+    """Every normalisation, with the largest eigenvalue left out and given."""
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.a, self.b = pyg.ChebConv(f, 8, K=3), pyg.ChebConv(8, 8, K=2, normalization="rw")
+        self.c = pyg.ChebConv(8, c, K=4, normalization=None)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        h = self.b(self.a(x, edge_index, edge_weight).relu(), edge_index, None, None, 2.5)
+        return self.c(h, edge_index, edge_weight, lambda_max=40)
+
+
+@pytest.mark.parametrize("weights", ["none", "positive", "some negative"])
+def test_chebyshev_polynomials(weights):
+    """Of a directed graph with loops and isolated vertices, by layers with and without weights."""
+    torch.manual_seed(4)
+    problem, rng = problems.awkward(), np.random.default_rng(7)
+    numbers = rng.random(problem.edges.shape[1]).astype(np.float32) + 1
+    numbers[:5] = -0.25 if weights == "some negative" else 0.25
+    problem = replace(problem, weights=None if weights == "none" else numbers)
+    model = Chebyshev(problem.width, problem.classes).double()
+    layers, x, mask = hongtu.from_pyg(model), torch.from_numpy(problem.features).double(), problem.masks["train"]
+    for normalization in ("sym", None):  # whose largest number is not on the diagonal of "some negative"
+        model.c.normalization = layers[-1].normalization = normalization
+        trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), copy.deepcopy(layers), dtype=torch.float64)
+        out = model(x, problem.edge_index, problem.edge_weight())
+        loss = torch.nn.functional.cross_entropy(out[mask], torch.from_numpy(problem.labels)[mask])
+        torch.testing.assert_close(trainer.predict(), out.detach(), rtol=1e-9, atol=1e-9)
+        assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
+
+
+def test_chebyshev_polynomials_of_two_graphs():
+    """Each run has its own graph's largest eigenvalue."""
     problem = problems.awkward()
-    edges = torch.from_numpy(problem.edges)
-    edges = torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)
-    edges = edges[:, edges[0] != edges[1]]
-    problem = replace(problem, edges=edges.numpy(), weights=None)
-    cheb, powers = pyg.ChebConv(problem.width, 3, 3), hongtu.nn.TAGConv(problem.width, 3, 2)
-    first, second, third = (lin.weight.data for lin in cheb.lins)
-    for lin, weight in zip(powers.lins, (first - third, -second, 2 * third), strict=True):
-        lin.weight.data = weight.clone()
-    powers.bias.data = cheb.bias.data.clone()
-    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), [powers])
-    expected = cheb(torch.from_numpy(problem.features), edges)
-    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-4, atol=1e-5)
+    other = replace(problem, edges=np.stack([np.arange(64), np.arange(64)[::-1]]), weights=None)
+    model = pyg.ChebConv(problem.width, 3, K=2, normalization=None).double()
+    layers = hongtu.from_pyg(model)
+    both = replace(problem, weights=None), other
+    trainers = [hongtu.Trainer(problems.prepare(one, 2, 3), layers, dtype=torch.float64) for one in both]
+    for one, trainer in [*zip(both, trainers, strict=True)] * 2:
+        expected = model(torch.from_numpy(one.features).double(), one.edge_index).detach()
+        torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
+class GivenEigenvalue(torch.nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.conv, self.number = pyg.ChebConv(6, 3, K=2), number
+        self.register_buffer("largest", torch.tensor(2.5))
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index, lambda_max=float(self.largest) if self.number else self.largest)
+
+
+def test_the_largest_eigenvalue_as_a_tensor():
+    """What the refusal advises is taken."""
+    with pytest.raises(InputError, match=r"calls conv with lambda_max=model_largest, expected a number, as float\("):
+        hongtu.from_pyg(GivenEigenvalue(number=False))
+    (layer,) = hongtu.from_pyg(GivenEigenvalue(number=True))
+    assert layer.lambda_max == 2.5
+
+
+def test_chebyshev_polynomials_that_are_called_in_two_ways_are_refused():
+    model = Chebyshev(4, 3)
+    model.b = model.c
+    with pytest.raises(InputError, match="calls b with lambda_max 40 and with another; make two of them"):
+        hongtu.from_pyg(model)
 
 
 class OfNone(torch.nn.Module):
@@ -916,6 +971,18 @@ class OfNone(torch.nn.Module):
         return self.by_types(edge_index, edge_type)
 
 
+class Pools(torch.nn.Module):
+    """One row for each graph of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(4, 3)
+
+    def forward(self, x, edge_index):
+        h, batch = self.conv(x, edge_index), torch.zeros(5, dtype=torch.long)
+        return pyg.global_mean_pool(h, batch)
+
+
 class OfEdges(torch.nn.Module):
     """Changes edges in forward."""
 
@@ -925,7 +992,7 @@ class OfEdges(torch.nn.Module):
 
     def forward(self, x, edge_index):
         if self.kind == "drawn":
-            edge_index, _ = dropout_edge(edge_index, p=0.2, training=self.training)
+            edge_index, _ = dropout_path(edge_index, p=0.2, training=self.training)
         elif self.kind == "by name":
             edge_index = torch_geometric.utils.dropout_edge(edge_index, p=0.2, training=self.training)[0]
         elif self.kind == "added":

@@ -214,7 +214,16 @@ MALFORMED = {
         "edges.mtx", b"%%MatrixMarket matrix array real general\n1 1\n1.0\n", [], ["a dense array, expected sparse"],
     ),
     "not npz": ("edges.npz", b"nonsense", [], ["edges.npz: not a readable scipy sparse matrix"]),
-    "unknown": ("edges.doc", b"", [], ["edges.doc: unknown format '.doc', expected .txt, .csv"]),
+    "unknown": ("edges.doc", b"", [], ["edges.doc: unknown format '.doc', expected .txt, .csv", "rename it to .txt"]),
+    "no ending": ("edges", b"0 1\n", [], ["edges: unknown format ''", "an edge on each line, rename it to .txt"]),
+    "packed otherwise": ("edges.txt.bz2", b"", [], ["unknown format '.bz2'", "unpack it first: bunzip2"]),
+    "of another tool": ("edges.gml", b"", [], ["'.gml'", "preprocess_graph(data=networkx.read_gml(path), "]),
+    "of METIS": ("edges.graph", b"", [], ["'.graph'", "METIS's, a vertex each: save it as a scipy matrix (.npz)"]),
+    "commas at the end": (
+        "edges.csv", b"0,1,\n1,2,\n", [], ["line 1: 3 columns, expected 2", "leave out ',' at the end of lines"],
+    ),
+    "bars at the end": ("edges.txt", b"0|1|\n1|2|\n", [], ["line 1: 3 columns", "leave out '|' at the end of lines"]),
+    "one comma at the end": ("edges.csv", b"0,1\n1,2,,\n", [], ["line 2: 4 columns", "leave out ',' at the end"]),
     "columns of a matrix": ("edges.npz", b"", ["--columns", "a,b"], ["--columns is for edge lists and tables"]),
     "columns of no line": (
         "edges.csv", b"a,b\n0,1\n", ["--columns", "x,y", "--relabel"],

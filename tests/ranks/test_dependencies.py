@@ -25,7 +25,7 @@ from hongtu.ranks.stages import UNREAD, ByLayer
 from hongtu.train.loop import COMMON
 from hongtu.train.ranked import plan_ranks
 from tests import problems, training
-from tests.additions import CONNECTIONS, NORMS
+from tests.additions import AGGREGATES, CONNECTIONS, NORMS
 from tests.models import SIX, H, Model
 from tests.ranks.turns import run_ranks
 
@@ -53,6 +53,13 @@ def check_ranks(ranks, model, problem, grain=(4, 3), *, tolerance=SAME, **option
         assert torch.equal(other_rows, predicted)
         for gradients, first in zip(mine.gradients, found.gradients, strict=True):
             assert all(torch.equal(gradients[name], gradient) for name, gradient in first.items())
+
+
+@pytest.mark.parametrize("dependencies", ("cache", "comm"))
+def test_out_degrees_are_those_of_the_whole_graph(dependencies):
+    """A rank has only some of a vertex's out-edges."""
+    model = next(model for model in AGGREGATES if model.name == "chebyshev")
+    check_ranks(2, model, problems.few_train(), dependencies=dependencies)
 
 
 over_dependencies = pytest.mark.parametrize("dependencies", ("cache", "comm"))

@@ -158,6 +158,21 @@ WRONG = {
         "save its .T, and say which split by split=0",
     ),
     "forgotten labels": (lambda: preprocess(labels=None), "labels: missing", "pass labels='random:C'"),
+    "masks of a graph to predict on": (
+        lambda: preprocess(labels=None),
+        "labels: missing",
+        "leave masks and random_split out for a graph to predict on",
+    ),
+    "labels of fewer vertices": (
+        lambda: preprocess(labels=LABELS[:60]),
+        "labels: int64 of shape (60,), expected integers [64]",
+        "give one for each vertex, -1 (of several columns nan) where there is none",
+    ),
+    "a class below none": (
+        lambda: preprocess(labels=np.where(LABELS == 0, -9, LABELS)),
+        "is -9, expected -1 (none) or a class from 0",
+        "put -1 where there is none",
+    ),
     "masks of zeros and ones": (
         lambda: preprocess(masks={"train": MASKS["train"].astype(int)}),
         "masks['train']: int64 of shape (64,), expected bool [64]",
@@ -228,7 +243,24 @@ WRONG = {
         "does not fit the labels",
         "cross_entropy",
     ),
-    "no epochs": (lambda: make().fit(0), "epochs 0", "at least 1"),
+    "no epochs": (lambda: make().fit(0), "epochs is 0", "a whole number of at least 1"),
+    "no patience": (lambda: make().fit(2, eval_every=1, patience=0), "patience is 0", "a whole number of at least 1"),
+    "no snapshots": (lambda: make().fit(2, run_dir="run", keep=0), "keep is 0", "a whole number of at least 1"),
+    "a loss of numbers for classes": (
+        lambda: make(loss="mse"),
+        "loss 'mse': does not fit the labels (one class per vertex)",
+        "to predict numbers preprocess with task='regression'",
+    ),
+    "edge features that are not there": (
+        lambda: make([hnn.GATConv(F, C, edge_dim=2)]),
+        "layers[0] (GATConv): reads edge_features, float32 [E, F], which",
+        "edge_features=... of preprocess_graph, edge_attr of the Data, or edge_features.npy in the input",
+    ),
+    "edge types that are not there": (
+        lambda: make([hnn.RGCNConv(F, C, 2)]),
+        "layers[0] (RGCNConv): reads edge_type, integers [E], which",
+        "edge_type=... of preprocess_graph, edge_type of the Data, or edge_type.npy in the input",
+    ),
     "epochs as text": (lambda: make().fit("10"), "epochs is '10'", "a whole number"),
     "an optimizer's name": (lambda: make(optimizer="adam"), "optimizer is 'adam'", "expected a function"),
     "a loss of nothing": (lambda: make(loss=lambda out, target: None), "returned None", "per vertex"),

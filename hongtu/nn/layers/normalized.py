@@ -111,13 +111,13 @@ class _Combine(torch.autograd.Function):
 
 def degree_factors(statistics_R3: Tensor, add_self_loops: bool, improved: bool) -> Tensor:
     """[R, 2], as ``Rows.factors``."""
-    degree_R1, loops_R1, _ = statistics_R3.split(1, dim=1)
+    degree_R1, loops_R1 = statistics_R3[:, :1], statistics_R3[:, 1:2]
     lacks_R1 = _loop_R1(statistics_R3, improved) - loops_R1 if add_self_loops else torch.zeros_like(loops_R1)
     return torch.cat([_or((degree_R1 + lacks_R1).pow(-0.5), posinf=0.0), lacks_R1], dim=1)
 
 
 def _loop_R1(statistics_R3: Tensor, improved: bool) -> Tensor:
-    return _or(statistics_R3[:, 2:], nan=2.0 if improved else 1.0)
+    return _or(statistics_R3[:, 2:3], nan=2.0 if improved else 1.0)
 
 
 def _or(x: Tensor, nan: float = torch.nan, posinf: float = torch.inf) -> Tensor:

@@ -1,4 +1,5 @@
-"""Layers of several hops, all of whose rows they map (TAGConv, SSGConv, MixHopConv), as torch_geometric's namesakes.
+"""Layers of several hops, all of whose rows they map (TAGConv, ChebConv, SSGConv, MixHopConv), as torch_geometric's
+namesakes.
 
 Legend: R rows, F columns of h, K hops.
 """
@@ -6,12 +7,15 @@ Legend: R rows, F columns of h, K hops.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from hongtu.nn.layer import Common, Layer, Skip, linear, zeros
+from hongtu.graph.degrees import largest_in_laplacian
+from hongtu.graph.topology import Topology
+from hongtu.nn.layer import Common, Layer, Skip, glorot, linear, zeros
 from hongtu.nn.layers.normalized import NormalizedSum
 
 
@@ -48,19 +52,26 @@ class Powers(NormalizedSum):
         raise NotImplementedError
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
-        return self.transform_hop(self.input_dropout(h) if self.K == 1 else h)
+        return self.transform_hop(h, first=not len(self.hops))
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        return self.activate(self.finish_hops(self.update_hop(self, self.K - 1, a, s)))
+        return self.activate(self.finish_hops(self.update_hop(len(self.hops), a, s)))
 
-    def transform_hop(self, found: Tensor) -> tuple[Tensor, Skip]:
+    def transform_hop(self, found: Tensor, first: bool) -> tuple[Tensor, Skip]:
         """A hop exchanges the last rows that were collected."""
-        return self.spread(found[:, found.shape[1] - self.in_channels :])[0], found
+        found = self.input_dropout(found) if first else found
+        return self.spread(self._last(found))[0], found
 
-    def update_hop(self, hop: NormalizedSum, k: int, a: Tensor, s: Skip) -> Tensor:
+    def update_hop(self, k: int, a: Tensor, s: Skip) -> Tensor:
         assert isinstance(s, Tensor)
-        own = hop.spread(s[:, s.shape[1] - self.in_channels :])[1]
-        return self.collect(k, s, hop.combine(a, own))
+        return self.collect(k, s, self.hop(a, self._last(s)))
+
+    def hop(self, a: Tensor, h: Tensor) -> Tensor:
+        """[R, F], P h of rows h and the aggregate of what ``spread`` makes of their sources."""
+        return self.combine(a, self.spread(h)[1])
+
+    def _last(self, found: Tensor) -> Tensor:
+        return found[:, found.shape[1] - self.in_channels :]
 
 
 class _Hop(NormalizedSum):
@@ -68,19 +79,21 @@ class _Hop(NormalizedSum):
 
     def __init__(self, owner: Powers, k: int) -> None:
         super().__init__(owner.add_self_loops, owner.normalize)
-        self.k, self._owner = k, (owner,)
+        self.k, self._owner, self.uses_out_degrees = k, (owner,), owner.uses_out_degrees
+
+    @property
+    def factors(self) -> tuple[bool, bool] | None:  # type: ignore[override]
+        return self._owner[0].factors
 
     @property
     def combines(self) -> bool:
         return False
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
-        owner = self._owner[0]
-        found = owner.input_dropout(h) if self.k == 0 else h
-        return self.spread(found[:, found.shape[1] - owner.in_channels :])[0], found
+        return self._owner[0].transform_hop(h, first=self.k == 0)
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
-        return self._owner[0].update_hop(self, self.k, a, s)
+        return self._owner[0].update_hop(self.k, a, s)
 
 
 class TAGConv(Powers):
@@ -112,6 +125,78 @@ class TAGConv(Powers):
         parts = zip(self.lins, found.split(self.in_channels, dim=1), strict=True)
         out = sum((lin(part) for lin, part in parts), start=torch.zeros((), dtype=found.dtype, device=found.device))
         return out if self.bias is None else out + self.bias
+
+
+class ChebConv(TAGConv):
+    """h' = sum over k = 1 ... K of T_k W_k^T, plus b: T_1 = h, T_2 = M h, T_k = 2 M T_k-1 - T_k-2 (Defferrard et al.).
+
+    M = 2 / lambda_max L - I, with the Laplacian L of edges but self-loops, whose out-degrees are D, as
+    torch_geometric's: I - D^-1/2 A D^-1/2 ("sym"), I - D^-1 A ("rw") or D - A (None).
+
+    Args:
+        in_channels, out_channels: widths of h and h'.
+        K: terms, at least 2.
+        normalization: "sym", "rw" or None.
+        bias: add b.
+        lambda_max: None: twice the largest number in L.
+        activation, input_dropout: see ``Convolution``.
+    """
+
+    uses_out_degrees = True
+    factors = None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        K: int,
+        normalization: str | None = "sym",
+        bias: bool = True,
+        lambda_max: float | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        if normalization not in (None, "sym", "rw"):
+            raise ValueError(f"ChebConv(normalization={normalization!r}): expected 'sym', 'rw' or None")
+        if K < 2:
+            raise ValueError(f"ChebConv(K={K}): expected at least 2 terms; the first alone is torch.nn.Linear")
+        super().__init__(in_channels, out_channels, K - 1, bias, **common)
+        self.K, self.normalization, self.lambda_max, self._largest = K, normalization, lambda_max, 1.0
+        for lin in self.lins:
+            glorot(lin.weight)
+
+    def read_graph(self, topology: Topology) -> None:
+        if self.lambda_max is None:
+            key = "largest in Laplacian", self.normalization, self.ignores_weights
+            if key not in topology.memo:
+                seen = replace(topology, edge_weight=None) if self.ignores_weights else topology
+                topology.memo[key] = largest_in_laplacian(seen, self.normalization)
+            self._largest = topology.memo[key]
+
+    def collect(self, k: int, found: Tensor, h: Tensor) -> Tensor:
+        if k > 0:
+            h = 2 * h - found.narrow(1, (k - 1) * self.in_channels, self.in_channels)
+        return torch.cat([found, h], dim=1)
+
+    def spread(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return (x if self.normalization is None else x * self._scales_R1()[0]), None
+
+    def hop(self, a: Tensor, h: Tensor) -> Tensor:
+        source_R1, degree_R1, loops_R1 = self._scales_R1()
+        others = a - loops_R1 * self.spread(h)[0]
+        others = others * source_R1 if self.normalization == "sym" else others
+        own = degree_R1 * h if self.normalization is None else h
+        return (own - others) * 2 / (2 * self._largest if self.lambda_max is None else self.lambda_max) - h
+
+    def _scales_R1(self) -> tuple[Tensor, Tensor, Tensor]:
+        """[R, 1] each: what sources are scaled by, out-degrees, and weights of self-loops."""
+
+        def compute() -> tuple[Tensor, ...]:
+            assert self.rows.statistics is not None
+            loops, degree = self.rows.statistics[:, 1:2], self.rows.statistics[:, 3:]
+            scale = degree.pow(-0.5 if self.normalization == "sym" else -1.0)
+            return scale.masked_fill(scale == torch.inf, 0), degree, loops
+
+        return self._remembered(self.rows, f"out-degrees {self.normalization}", compute)
 
 
 class MixHopConv(Powers):

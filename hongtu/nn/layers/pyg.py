@@ -24,6 +24,7 @@ _EQUIVALENT = {
     "ResGatedGraphConv": "hongtu.nn.GGCNConv",
     "SGConv": "hongtu.nn.SGConv",
     "APPNP": "hongtu.nn.APPNP",
+    "ChebConv": "hongtu.nn.ChebConv",
     "PNAConv": "hongtu.nn.PNAConv",
 }
 
@@ -178,12 +179,6 @@ def _check(conv: torch.nn.Module, square: bool) -> None:
         raise ValueError(
             f"PyGLayer({name}): its forward needs {', '.join(needed)}, and a layer has rows, edges, and what lies "
             f"beside edges; {remedy}"
-        )
-    if name == "ChebConv" and not square:
-        raise ValueError(
-            "PyGLayer(ChebConv): it scales by degrees of sources, which a chunk does not show; on an undirected graph "
-            "without self-loops hongtu.nn.TAGConv(in_channels, out_channels, K - 1) is as general: a polynomial of the "
-            "same matrix, with weights for its powers in place of Chebyshev's"
         )
     if not square and not _takes_pair(conv):
         raise ValueError(

@@ -40,6 +40,7 @@ class LayerShape:
         z_is_input: transform hands its input on unchanged as z.
         combined: ``combine`` takes s and the aggregate together (linear, no parameters); update gets no s.
         uses_statistics: transform or update needs the degree statistics of its rows.
+        uses_out_degrees: out-degrees are among them.
         factors: what of these is enough, as ``hongtu.nn.Layer`` has it; None: nothing less.
         ignores_weights: it gets no edge weights, and statistics of edges without.
         norm: no layer of the graph but a normalisation: update needs mean and variance of all of z, and nothing is
@@ -63,6 +64,7 @@ class LayerShape:
     norm: bool = False
     factors: tuple[bool, bool] | None = None
     ignores_weights: bool = False
+    uses_out_degrees: bool = False
 
 
 class Counts:
@@ -255,7 +257,8 @@ class NetworkShape:
     def statistics_columns(self) -> int:
         """Numbers that a vertex has of its degrees."""
         ignoring = {layer.ignores_weights for layer in self.layers if layer.uses_statistics}
-        return 0 if not ignoring else 6 if any(ignoring) else 3 if self.factors is None else 2
+        own = 3 + any(layer.uses_out_degrees for layer in self.layers)
+        return 0 if not ignoring else 2 * own if any(ignoring) else own if self.factors is None else 2
 
     @property
     def uses_edge_ids(self) -> bool:

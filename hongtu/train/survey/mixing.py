@@ -84,7 +84,7 @@ def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: Ed
 def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, weights: bool) -> Iterator[_Part]:
     """The stages and aggregates of a model, each with rows that come from those before it."""
     h = torch.sin(torch.arange(ROWS * features, dtype=dtype)).reshape(ROWS, features)
-    of_rows = torch.arange(ROWS) % 2, torch.tensor([[1.0, 0.0, torch.nan]] * ROWS, dtype=dtype)
+    of_rows = torch.arange(ROWS) % 2, torch.tensor([[1.0, 0.0, torch.nan, 1.0]] * ROWS, dtype=dtype)
     known = {-1: h}
     a: Tensor = h
     s: Given = ()

@@ -25,6 +25,7 @@ from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.choice import Choice
@@ -148,6 +149,9 @@ def _probe_view(
     device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         twin = network.twin()
+        for module in twin.modules.modules():
+            if isinstance(module, EdgeDropout):
+                module.p = min(module.p, 2.0**-40)  # as if it drew that all edges are kept
         for parameter in twin.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         program = small.program

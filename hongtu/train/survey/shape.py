@@ -79,13 +79,15 @@ def check_edge_data(artifact: Artifact, network: Network) -> None:
     """Refuse layers that read what the artifact does not have."""
     for index, layer in zip(network.layer_index, network.layers, strict=True):
         for uses, found, what in (
-            (layer.uses_edge_features, artifact.edge_feature_width, "edge_features.npy: float32 [E, F]"),
-            (layer.uses_edge_type, artifact.num_edge_types, "edge_type.npy: integers [E]"),
+            (layer.uses_edge_features, artifact.edge_feature_width, ("edge_features", "edge_attr", "float32 [E, F]")),
+            (layer.uses_edge_type, artifact.num_edge_types, ("edge_type", "edge_type", "integers [E]")),
         ):
             if uses and not found and not layer.edge_data_optional:
+                piece, field, form = what
                 raise InputError(
-                    f"layers[{index}] ({type(layer).__name__}): reads what {artifact.path} does not have; add "
-                    f"{what} to the input, and run `hongtu preprocess` again"
+                    f"layers[{index}] ({type(layer).__name__}): reads {piece}, {form}, which {artifact.path} does not "
+                    f"have; preprocess again with {piece}=... of preprocess_graph, {field} of the Data, or {piece}.npy "
+                    "in the input"
                 )
         relations = getattr(layer, "num_relations", artifact.num_edge_types)
         if relations < artifact.num_edge_types:

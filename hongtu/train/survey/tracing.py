@@ -110,7 +110,8 @@ def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: 
 def _around_input(network: Network) -> list[nn.Module]:
     """The modules whose methods stage 0 may call."""
     first = network.layers[0]
-    own = [first] if type(first).transform not in (Layer.transform, WholeGraphNorm.transform) else []
+    calls = type(first).transform not in (Layer.transform, WholeGraphNorm.transform)
+    own = [first] if calls or getattr(first, "drop_edges", None) is not None else []
     return own + [module for _, module in network.row_modules[0]]
 
 
@@ -180,10 +181,11 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 s=tuple(None if part is z else part.shape[1] for part in s),
                 a=a.shape[1],
                 linear=layer.linear_aggregate,
-                reduce=layer.reduce,
+                reduce=None if getattr(layer, "drop_edges", None) is not None else layer.reduce,
                 weighted=layer.weighted and not layer.drops_weights,
                 z_is_input=index == 0 and z is h,
                 uses_statistics=layer.uses_statistics and layer.once_per_vertex,
+                uses_out_degrees=layer.uses_out_degrees,
                 factors=layer.factors,
                 ignores_weights=layer.drops_weights,
                 combined=combined,
@@ -239,7 +241,7 @@ def toy_block(dtype: torch.dtype, rows: int = 2, sources: int | None = None, edg
     degree = torch.full((rows,), edges // rows)
     degree[: edges % rows] += 1
     indptr = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
-    statistics = torch.tensor([[1.0, 0.0, float("nan")]] * rows, dtype=dtype)
+    statistics = torch.tensor([[1.0, 0.0, float("nan"), 1.0]] * rows, dtype=dtype)
     return Block(
         indptr=indptr,
         local_source=((torch.arange(edges) + 1) % sources).int(),

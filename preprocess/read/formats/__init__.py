@@ -10,6 +10,15 @@ from hongtu.preprocess.read.formats import matrix_market, scipy_matrix, table, t
 from hongtu.preprocess.read.graph import RawGraph
 
 ENDINGS = (*text.ENDINGS, *table.ENDINGS, *matrix_market.ENDINGS, *scipy_matrix.ENDINGS, *torch_file.ENDINGS)
+_OTHER_GRAPHS = {
+    ".graphml": "networkx.read_graphml(path)", ".gml": "networkx.read_gml(path)", ".gexf": "networkx.read_gexf(path)",
+    ".net": "networkx.Graph(networkx.read_pajek(path))", ".adjlist": "networkx.read_adjlist(path)",
+}  # fmt: skip
+_REMEDIES = {ending: f"unpack it first: {tool}" for ending, tool in (
+    (".bz2", "bunzip2"), (".xz", "unxz"), (".zst", "unzstd"), (".zip", "unzip"), (".tar", "tar xf"), (".tgz", "tar xf"),
+)} | {
+    ending: f"pass hongtu.preprocess_graph(data={read}, artifact=...)" for ending, read in _OTHER_GRAPHS.items()
+} | {".graph": "its lines are METIS's, a vertex each: save it as a scipy matrix (.npz), or as edges"}  # fmt: skip
 PACKED = (*text.ENDINGS, *matrix_market.ENDINGS)  # may end in .gz
 
 
@@ -24,7 +33,8 @@ def open_edges(path: Path, config: PreprocessConfig) -> RawGraph:
     plain = path.name.removesuffix(".gz")
     ending = Path(plain).suffix
     if ending not in (PACKED if path.suffix == ".gz" else ENDINGS):
-        raise InputError(f"{path}: unknown format {ending!r}, expected {', '.join(ENDINGS)}, or a directory")
+        remedy = _REMEDIES.get(path.suffix, "if it has an edge on each line, rename it to .txt")
+        raise InputError(f"{path}: unknown format {ending!r}, expected {', '.join(ENDINGS)}, or a directory; {remedy}")
     if config.columns is not None and ending not in (*text.ENDINGS, *table.ENDINGS):
         raise InputError(f"{path}: --columns is for edge lists and tables; leave it out")
     if ending in text.ENDINGS:

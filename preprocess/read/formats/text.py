@@ -90,6 +90,8 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
     expected, row = f"{found} columns, expected {columns.width}", split_line(line, columns.delimiter)
     if found == 1:
         return f"{expected} between {', '.join(DELIMITERS.values())}; mend the line"
+    if found > columns.width and not any(row[columns.width :]):
+        return f"{expected}, and what is behind them is empty; leave out {chr(columns.delimiter)!r} at the end of lines"
     if columns.header or found < columns.width:
         return f"{expected}; mend the line"
     if row[2][:1] == b"{":
