@@ -42,7 +42,7 @@ def compiled(
             True for the decorated one itself, its loops in Python (then without unsigned integers, which numpy 1 adds
             to others as floats). None compiles at the first call.
         until: elements of arguments that ``plain`` is given in all (default: as many as suit loops or arrays).
-        options: of ``numba.njit``; ``cache`` and ``nogil`` are on.
+        options: of ``numba.njit``; ``cache`` and ``nogil`` are on. ``noalias``: no array overlaps one that is written.
     """
     if function is None:
         return lambda decorated: Compiled(decorated, plain, until, options)
@@ -112,14 +112,22 @@ def _make(function: Any, options: dict[str, Any]) -> Any:
         _listen()
     copy = FunctionType(function.__code__, _for_numba(function), function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    stated = {name: value for name, value in options.items() if name != "noalias"}
+    try:
+        made = numba.njit(**stated)(copy)
+    except RuntimeError:  # no directory is found for it
+        made = numba.njit(**stated | {"cache": _own_directory()})(copy)
+    if options.get("noalias"):
+        made._compiler._customize_flags = _without_aliases
     if options["cache"]:
-        try:
-            made = numba.njit(**options)(copy)
-        except RuntimeError:  # no directory is found for it
-            made = numba.njit(**options | {"cache": _own_directory()})(copy)
         made._cache = _Kept(made._cache, _fingerprint(function, options))
-        return made
-    return numba.njit(**options)(copy)
+    return made
+
+
+def _without_aliases(flags: Any) -> Any:
+    """Numba says it of bodies of parallel loops alone: loops over rows that may overlap others hardly vectorise."""
+    flags.noalias = True
+    return flags
 
 
 def _for_numba(function: Any) -> dict[str, Any]:

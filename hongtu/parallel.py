@@ -51,7 +51,8 @@ class _Job:
     def __init__(self, function: Callable[..., object], count: int, args: tuple[Any, ...]) -> None:
         self._function, self._args = function, args
         self._parts = iter(range(count))  # of which ``next`` is atomic
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._over = threading.Lock(), threading.Lock()
+        self._over.acquire()  # until the last helper is through; an Event takes ten times as long
         self._helping, self._closed = 0, False
         self.error: BaseException | None = None
 
@@ -74,7 +75,7 @@ class _Job:
         with self._lock:
             self._helping -= 1
             if self._closed and not self._helping:
-                self._over.set()
+                self._over.release()
 
     def close(self) -> None:
         """Give nothing out any more, and wait for those who are still at a part; who has not begun does not count."""
@@ -82,7 +83,7 @@ class _Job:
             self._closed, self._parts = True, iter(range(0))
             wait = self._helping > 0
         if wait:
-            self._over.wait()
+            self._over.acquire()
 
 
 class _Crew:

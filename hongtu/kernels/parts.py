@@ -58,7 +58,7 @@ def by_row(
 
         def bounds_of(*arrays: Any) -> np.ndarray:
             count = len(arrays[at])
-            parts = max(1, min(parts_for(count * _columns(arrays) * cost), count))
+            parts = max(1, min(parts_for(count * _columns(arrays) * cost // 4), count))  # rows in a row are quick
             return np.arange(parts + 1) * count // parts
 
         return _in_parts(kernel, bounds_of, plain=plain and (lambda bounds, *arrays: plain(*arrays)), **options)
@@ -68,7 +68,7 @@ def by_row(
 
 def _in_parts(function: Kernel | None, bounds_of: Callable[..., np.ndarray], **options: Any) -> Any:
     def decorate(function: Kernel) -> Kernel:
-        kernel: Compiled = compiled(function, fastmath=REASSOCIATE, **options)
+        kernel: Compiled = compiled(function, fastmath=REASSOCIATE, noalias=True, **options)
 
         @wraps(function)
         def call(*arrays: Any) -> None:
