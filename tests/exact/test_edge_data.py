@@ -149,7 +149,7 @@ REFUSED = (
     (
         problems.awkward,
         lambda: hnn.GATConv(6, 3, edge_dim=P),
-        r"layers\[0\] \(GATConv\).*edge_features.npy.*preprocess",
+        r"layers\[0\] \(GATConv\).*preprocess again.*edge_features.npy",
     ),
     (problems.awkward, lambda: hnn.RGCNConv(6, 3, T), r"layers\[0\] \(RGCNConv\).*edge_type.npy"),
     (awkward, lambda: hnn.RGCNConv(6, 3, T - 1), "num_relations is 2, the graph has 3 edge types"),

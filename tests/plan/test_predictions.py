@@ -122,7 +122,7 @@ def test_predicted_equals_measured(shard, tmp_path):
                 assert peak <= trainer.plan.peak_bytes[name], (case, name)
                 assert name.endswith("host") or peak <= budget, (case, name)
         trainer.evaluate()  # within the budget too
-    assert budgeted > 10
+    assert budgeted > COMBINATIONS // SHARDS // 3
 
 
 def smallest(artifact, layers, options):
