@@ -84,6 +84,7 @@ def test_sar_trains_the_same_model(artifact, model):
     assert (theirs["label"], theirs["ranks"]) == ("sar, 2 ranks", 2) and theirs["process_bytes"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", SAMPLED)
 def test_sampled_mini_batches_learn(artifact, form):
     if baselines.missing(form, "sage") is not None:

@@ -250,6 +250,7 @@ def test_loads_are_counted_as_planned(m, n):
         assert rows == sorted(rows, reverse=True) and rows[-1] == counter.floor
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("m, n", [(1, 1), (2, 4), (3, 9)])
 def test_traffic_chart_of_any_topology(m, n):
     for seed in range(3):

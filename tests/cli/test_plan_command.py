@@ -57,6 +57,7 @@ def test_predicted_is_counted_for_every_named_model(artifact, model, capsys):
     assert plan["bytes"] == run["bytes"] and np.isfinite(run["loss"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model[1])
 @pytest.mark.parametrize("budget", ([], ["--device-memory", "40KiB"]), ids=("no-limit", "budget"))
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
@@ -151,6 +152,7 @@ def test_tables_for_people(artifact, capsys, tmp_path):
     ElementTree.parse(tmp_path / "info.svg")
 
 
+@pytest.mark.long
 def test_ranks_are_planned_without_starting_any(artifact, capsys):
     found = json.loads(output(capsys, "plan", artifact.path, "--ranks", "2", "--layers", "3", "--json"))
     assert found["first_fetched"] is None and all(rank["bytes"]["fetch"] == 0 for rank in found["ranks"])

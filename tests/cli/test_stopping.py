@@ -189,6 +189,7 @@ def heard():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [

@@ -29,6 +29,7 @@ def shell(script, folder, **environment):
     )
 
 
+@pytest.mark.long
 @pytest.mark.most(2)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/null"])
 def test_a_run_ends_well_where_streams_are_closed(closed, artifact, tmp_path):
@@ -41,6 +42,7 @@ def test_a_run_ends_well_where_streams_are_closed(closed, artifact, tmp_path):
     assert json.loads((tmp_path / "run" / "options.json").read_text())["hidden"] == 4
 
 
+@pytest.mark.long
 def test_a_reader_that_has_enough_costs_no_epoch(artifact, tmp_path):
     command = f"{HONGTU} train {artifact} --hidden 4 --epochs 300 --eval-every 1 --save-every 1000 --run run"
     done = shell(f"{command} | head -1; echo ${{PIPESTATUS[0]}}", tmp_path)
@@ -53,6 +55,7 @@ def test_a_reader_that_has_enough_costs_no_epoch(artifact, tmp_path):
     assert len(RunDirectory(tmp_path / "run").history(10**6)) == epoch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
 def test_names_that_the_encoding_cannot_say(encoding, tmp_path):
     size = "--vertices 30 --edges 60 --features 2 --classes 2"

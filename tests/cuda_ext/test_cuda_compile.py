@@ -66,6 +66,7 @@ def test_wide_instances_move_16_bytes_at_once(nvrtc, file):
     assert wide >= 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", KERNELS_OF)
 def test_no_kernel_spills_and_all_leave_room_for_four_blocks(nvrtc, file):
     """On a multiprocessor of 65536 registers, with 256 threads a block. Of float64, which is for checks, NVRTC 13.0

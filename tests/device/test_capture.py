@@ -97,6 +97,7 @@ def calls_of_hongtu(trainer, monkeypatch):
     return calls[0]
 
 
+@pytest.mark.long
 def test_the_python_of_a_captured_epoch_does_not_depend_on_the_number_of_chunks(monkeypatch):
     found = {}
     for captures, chunks in ((True, 4), (True, 32), (False, 4)):

@@ -16,6 +16,7 @@ from tests.tape import Access, Tape, TapedOperations, Waited, conflicts, taped, 
 OVERLAPPING = replace(Strategy(), resident=False, group=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", [OVERLAPPING, get_strategy("paper")], ids=["overlapping", "in turn"])
 def test_streams_are_ordered_and_no_wait_is_one_too_many(strategy, monkeypatch):
     simulated()

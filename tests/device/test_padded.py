@@ -100,6 +100,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
 def test_lanes_move_16_bytes_of_every_row_that_an_edge_reads(layer, monkeypatch):
     launched, launch = set(), NotedLauncher.launch

@@ -41,6 +41,7 @@ def test_the_tapes_of_two_epochs_are_equal(model, times, grain, monkeypatch):
     assert written == {"aten.fill_.Scalar"}  # the key of dropout, which may drop something later
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grain", [(1, 7), (4, 4)], ids=lambda grain: f"m{grain[0]}")
 def test_what_changes_by_epoch_is_at_the_same_addresses(grain, monkeypatch):
     """The key of dropout is written before the passes, and Adam steps behind them; streams begin with no new number."""
@@ -139,6 +140,7 @@ def test_what_asks_the_device_is_recognised():
     assert not asking.found
 
 
+@pytest.mark.long
 def test_a_slab_is_left_out_where_the_budget_has_no_room_for_it(monkeypatch):
     """And what fits without one is exact."""
     problem, model = problems.awkward(), SIX[1]

@@ -82,6 +82,7 @@ def deep_sage() -> Model:
     return Model("deep sage", layers, layers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [*SIX, DEEP, deep_sage()], ids=repr)
 def test_what_stays_is_counted_alike_in_chunks_that_are_counted_and_in_others(model: Model, monkeypatch) -> None:
     monkeypatch.setattr(planner, "_group_size", lambda plan, hardware: 1)

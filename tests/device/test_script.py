@@ -135,6 +135,7 @@ def test_scripts_stay_where_the_host_has_room(monkeypatch):
     assert not trainer.plan.choice.scripts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grain", [(1, 7), (4, 8)], ids=str)
 def test_a_batch_takes_one_copy_of_structure_and_few_launches(grain, monkeypatch):
     """Whatever a GPU is asked for costs the thread that asks some microseconds, for every chunk of every pass."""

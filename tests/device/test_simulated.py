@@ -81,6 +81,7 @@ def test_structure_that_stays_is_brought_once(model):
     assert plain.train_epoch().bytes["topology"] > 0 and not plain.plan.choice.structure
 
 
+@pytest.mark.long
 def test_structure_stays_where_the_budget_has_room_for_it():
     model, problem, device = SIX[1], problems.awkward(), SimulatedBackend()
     slow = replace(device.hardware, host_link=1e5, contiguous_link=1e5, structure_link=1e5)
@@ -92,6 +93,7 @@ def test_structure_stays_where_the_budget_has_room_for_it():
     assert found == [False, True, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("link", [None, 1e6])
 def test_more_memory_never_plans_a_slower_epoch(link):
     """Grain, order, overlap, fusion and residents are chosen together."""
@@ -212,6 +214,7 @@ def survives(plan: str, why: str, expected: torch.Tensor) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plan", PLANS)
 def test_no_order_of_work_changes_a_number(plan):
     expected, _ = gradients(plan, "gcn", 0)
@@ -219,6 +222,7 @@ def test_no_order_of_work_changes_a_number(plan):
         torch.testing.assert_close(gradients(plan, "gcn", seed)[0], expected, rtol=EXACT, atol=1e-12)
 
 
+@pytest.mark.long
 def test_every_wait_for_the_disk_is_needed():
     """A tape knows the others (test_order.py): without them arrays of indices would be those of another batch."""
     expected, waits = gradients("spilling", "gcn", 0)
@@ -227,6 +231,7 @@ def test_every_wait_for_the_disk_is_needed():
     assert not [why for why in waits if survives("spilling", why, expected)]
 
 
+@pytest.mark.long
 def test_devices_read_host_rows_that_begin_where_their_memory_does(monkeypatch):
     """A GPU knows pinned memory by the address of its storage; a view that hides it would take the detour."""
     made, asked = [], []

@@ -23,6 +23,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name):
     options = {"loss": LOSSES[name](), "device_memory": "256KiB"}

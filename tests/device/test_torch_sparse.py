@@ -64,6 +64,7 @@ def test_products_are_the_kernels(slots, mean, weighted, torch_sparse):
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", ["smallest", None])
 def test_training_is_the_same(budget, torch_sparse):
     """What is counted is what was planned for these products."""

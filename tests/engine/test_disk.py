@@ -181,12 +181,14 @@ def test_the_disk_has_no_threads_of_torch(tmp_path):
     made.close()
 
 
+@pytest.mark.long
 def test_runs_may_share_a_directory(tmp_path):
     first, second = make(tmp_path), make(tmp_path)
     losses = [[trainer.train_epoch().loss for trainer in (first, second)] for _ in range(2)]
     assert all(one == other for one, other in losses) and losses[1][0] < losses[0][0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_file_that_may_not_grow(when, tmp_path):
     """The system refuses writes beyond a size: the run ends with the directory and a remedy, and leaves nothing."""
@@ -223,6 +225,7 @@ def test_a_pass_finds_no_memory_that_is_kept_for_others(tmp_path, monkeypatch):
     assert len(idle) > 4 and not any(idle)
 
 
+@pytest.mark.long
 def test_a_directory_that_goes_takes_nothing_with_it(tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()

@@ -27,6 +27,7 @@ HOPS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [BY_NAME[name] for name in ("GATv2Conv", "TransformerConv", "hops")], ids=repr)
 def test_single_precision(model):
     """Not of variances: they are small differences of large numbers, whose rounding torch_geometric shares."""
@@ -90,6 +91,7 @@ def test_frozen_layers_before_hops_are_no_constants():
     assert not hongtu.Trainer(artifact, layers).plan.passes.setup
 
 
+@pytest.mark.long
 def test_what_has_no_cuda_kernel_is_exact_and_within_the_budget():
     """On devices with memory of their own torch takes [E, F], which the probe must have seen."""
     try:

@@ -71,6 +71,7 @@ class Around(Layer):
 MORE = [Squashed, SquashedAfter, SquashedSum, lambda f, c: SquashedSum(f, c, K=2), Around]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
 @pytest.mark.parametrize("second", MORE)
 def test_what_others_do_with_a_transforms_numbers_is_exact(second, strategy):
@@ -172,6 +173,7 @@ def wide() -> problems.Problem:
     return problems.problem_of(graphs.Graph("random", rng.integers(0, 400, (2, 4000)), None, 400), width=24)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grain", [(1, 16), (2, 12)], ids=str)
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 def test_what_runs_once_runs_in_finer_chunks(grain, device):

@@ -81,6 +81,7 @@ def check_counters(trainer, epochs=1):
     return record
 
 
+@pytest.mark.long
 @over_grid
 @pytest.mark.parametrize("model", OTHERS, ids=repr)
 def test_counted_is_predicted(model, grain, strategy):
@@ -168,6 +169,7 @@ def test_counters_count_the_rows_really_copied(name, strategy, monkeypatch):
     assert trainer.setup.bytes == trainer.plan.setup_traffic.bytes
 
 
+@pytest.mark.long
 @grains
 @pytest.mark.parametrize("name", ["gcn", "gat"])
 def test_full_moves_no_more_than_paper_and_no_less_than_it_must(name, grain):
@@ -228,6 +230,7 @@ def clean_outcome(model, grain, strategy):
     return training.train(training.make_trainer(model, everyone_trains(), grain, strategy=strategy), 2)
 
 
+@pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", SIX + OTHERS, ids=repr)
 def test_no_undefined_memory_is_read(model, strategy, request):

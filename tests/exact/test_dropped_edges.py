@@ -111,6 +111,7 @@ def sites_of(trainer):
 OTHER_RUNS = [(name, run) for name in ("sage", "gat") for run in ("in memory", "paper", "gpu", "one chunk")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "run"), [(name, "smallest") for name in MODELS] + OTHER_RUNS)
 def test_the_same_edges_are_dropped_as_there(name, run):
     problem, model, layers = made(name)
@@ -127,6 +128,7 @@ def test_the_same_edges_are_dropped_as_there(name, run):
     torch.testing.assert_close(trainer.predict(), rows, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sage twice", "gat"])
 def test_ranks_and_pruned_graphs_drop_the_same(name):
     """Vertices that several ranks compute lose the same edges."""
@@ -163,6 +165,7 @@ def test_a_layer_in_a_list_drops_edges():
     assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [SAGEConv, GATConv, TransformerConv])
 def test_memory_is_planned_for_an_epoch_that_keeps_all_edges(make):
     problem, planned = problems.edge_data(), []

@@ -69,6 +69,7 @@ def test_pruned_chunks_and_chunks_without_edges(model):
     check(model, few(), (2, 3), epochs=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["edge-gat", "gine", "rgcn", "nnconv"])
 def test_single_precision(name):
     check(MODELS[name], awkward(), (2, 3), epochs=2, tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")
@@ -102,6 +103,7 @@ def test_only_layers_that_read_them_pay_for_them():
     assert reads.host_bytes["pageable host"] - without.host_bytes["pageable host"] == edges * P * 4
 
 
+@pytest.mark.long
 def test_dropout_on_edges_is_the_same_for_every_cut():
     model = Model(
         "gat-dropout",

@@ -111,6 +111,7 @@ def test_the_fewest_rows_leave():
             assert leaving(steps, [], room) == len(gaps) - max(fits)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, 1.5])
 @pytest.mark.parametrize("model", MODELS)
 def test_at_most_twice_what_must_leave(model, times, tmp_path):

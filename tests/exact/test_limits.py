@@ -111,6 +111,7 @@ def test_a_loss_of_the_wrong_shape_is_refused():
 # ------------------------------------------------------------------------------------------------------------- budgets
 
 
+@pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", [GCN, SIX[2], GAT, DEEP], ids=repr)
 def test_the_smallest_budget_works_and_one_byte_less_is_refused(model, strategy):
@@ -133,6 +134,7 @@ def test_budgets_have_units():
         hongtu.Trainer(artifact(), gcn(), device_memory=f"{budget // 1000}KB")
 
 
+@pytest.mark.long
 def test_a_larger_budget_never_moves_more():
     smallest = training.smallest_budget(artifact(2, 3), gcn)
     moved = []

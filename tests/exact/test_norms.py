@@ -30,6 +30,7 @@ strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 MODELS = additions.NORMS
 
 
+@pytest.mark.long
 def test_modules_of_torch_geometric_stand_for_themselves():
     """The lists hold the same kinds of modules but for the convolutions; state_dict keys are theirs."""
 
@@ -91,6 +92,7 @@ def frozen(modules):
     return modules
 
 
+@pytest.mark.long
 def test_frozen_normalisations():
     model = Model("frozen", *(lambda f, c, of=of: frozen(of(f, c)) for of in (MODELS[0].layers, MODELS[0].reference)))
     for strategy in STRATEGIES:
@@ -171,6 +173,7 @@ def large_means():
     return dataclasses.replace(problem, features=problem.features + np.float32(1e4))
 
 
+@pytest.mark.long
 def test_single_precision():
     """Also where the mean is 10,000 times the deviation: as exact as what float32 holds of the rows."""
     check(MODELS[0], problems.awkward(), (2, 3), tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")

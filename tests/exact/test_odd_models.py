@@ -99,6 +99,7 @@ def test_a_graph_without_edges():
                 assert trainer.plan.rows == dict.fromkeys(trainer.plan.rows, 0)
 
 
+@pytest.mark.long
 def test_empty_chunks():
     """A partition smaller than n has empty chunks."""
     rng = np.random.default_rng(0)
@@ -128,6 +129,7 @@ def test_more_columns_than_classes_are_fine():
     assert trainer.predict().shape == (64, 5)
 
 
+@pytest.mark.long
 def test_a_layer_object_used_twice_shares_its_parameters():
     """[in, shared, shared, out] equals the same model with two copies whose gradients are added."""
 

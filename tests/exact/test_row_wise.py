@@ -57,6 +57,7 @@ ROW_WISE = (
 )
 
 
+@pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", ROW_WISE, ids=repr)
 def test_row_wise_modules_between_layers(model, strategy):

@@ -43,6 +43,7 @@ def artifact(grain, **config):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.pairs
 @pytest.mark.parametrize(("strategy", "grain", "budget"), CASES, ids=str)
 @pytest.mark.parametrize("model", SIX, ids=str)

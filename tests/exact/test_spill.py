@@ -78,6 +78,7 @@ def check_same(free, spilling, epochs=3):
     return record
 
 
+@pytest.mark.long
 @pytest.mark.most(6)
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("model", (*SIX, NORMED, DEEP), ids=repr)
@@ -95,6 +96,7 @@ def test_several_passes_give_one_tensor(tmp_path):
     check_same(free, spilling, epochs=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", range(3))
 def test_some_on_the_disk_and_some_not(kept, tmp_path):
     def some(plan, limit):
@@ -104,6 +106,7 @@ def test_some_on_the_disk_and_some_not(kept, tmp_path):
         check_same(*pair(model, (2, 3), tmp_path, fit=some), epochs=2)
 
 
+@pytest.mark.long
 @pytest.mark.most(6)
 @pytest.mark.parametrize("kept", [1, 3])
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
@@ -114,6 +117,7 @@ def test_some_chunks_stay_in_memory(model, grain, kept, tmp_path):
     assert 0 < record.bytes["disk"] < everything(free.plan, None).bytes["disk"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("problem", "models"),
     [(problems.awkward, (SIX[0], SIX[4])), (problems.whole_lines, (SIX[1],))],
@@ -129,6 +133,7 @@ def test_on_devices_with_memory_of_their_own(seed, problem, models, tmp_path):
         assert trainer.plan.choice.spilled and trainer.plan.bytes["disk"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["_read", "_write"])
 def test_a_slow_disk_changes_no_number(way, tmp_path, monkeypatch):
     """What is not waited for would be read too early, or be written over."""
@@ -138,6 +143,7 @@ def test_a_slow_disk_changes_no_number(way, tmp_path, monkeypatch):
     check_same(free, spilling, epochs=1)
 
 
+@pytest.mark.long
 def test_rows_on_their_way_to_the_disk_keep_nothing_of_their_batch(tmp_path, monkeypatch):
     held, spill = [], Disk.spill
     monkeypatch.setattr(
@@ -173,12 +179,14 @@ def test_the_disk_is_a_batch_ahead(tmp_path, monkeypatch):
     assert len(ahead) >= 6
 
 
+@pytest.mark.long
 def test_in_single_precision_the_features_come_as_they_are(tmp_path):
     free, spilling = pair(SIX[1], (2, 3), tmp_path, dtype=torch.float32)
     assert "features" in spilling.plan.choice.spilled
     check_same(free, spilling)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_where_it_was(tmp_path):
     (tmp_path / "rows").mkdir()
     _, first = pair(DEEP, (2, 3), tmp_path / "rows")
@@ -237,6 +245,7 @@ def held(monkeypatch):
     return found
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_spilled_and_no_more(tmp_path, held):
     free = build()
     whole = kept(free.plan.peak_bytes)
@@ -261,6 +270,7 @@ def test_what_does_not_fit_is_spilled_and_no_more(tmp_path, held):
     assert torch.equal(trainer.embed(0), free.embed(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [(hnn.GCNConv, hnn.GCNConv), (hnn.SAGEConv, hnn.GATConv)], ids=["gcn", "mixed"])
 def test_the_least_that_a_refusal_names_works(layers, tmp_path):
     """Also where plan arrays are little beside it, and most of a limit of one byte."""
@@ -288,6 +298,7 @@ def test_the_least_that_a_refusal_names_works(layers, tmp_path):
         build(host_memory=least - 1, spill=tmp_path)
 
 
+@pytest.mark.long
 def test_chunks_are_not_grouped_where_only_that_fits(tmp_path):
     """The structure of groups comes beside that of the artifact's chunks."""
     with pytest.raises(InputError) as refused:

@@ -249,6 +249,7 @@ PYG = (
 )
 
 
+@pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", PYG, ids=repr)
 def test_torch_geometric_layers(model, strategy):

@@ -21,6 +21,7 @@ six = pytest.mark.parametrize("model", SIX, ids=repr)
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
+@pytest.mark.long
 @pytest.mark.most(20)
 @over_grid
 @six
@@ -49,6 +50,7 @@ def test_cora(model, grain, strategy, data_graph):
     check(model, problem, grain, strategy=strategy, epochs=2)
 
 
+@pytest.mark.long
 @pytest.mark.most(9)
 @strategies
 @six
@@ -59,11 +61,13 @@ def test_cora_in_the_smallest_budget(model, strategy, data_graph):
     assert max(loaded) > problem.num_vertices, "no row was brought twice: nothing was ever evicted"
 
 
+@pytest.mark.long
 @six
 def test_cora_with_all_features(model, data_graph):
     check(model, problems.planetoid(data_graph("planetoid-cora")), (4, 8), epochs=2)
 
 
+@pytest.mark.long
 @strategies
 @six
 def test_single_precision(model, strategy):
@@ -78,6 +82,7 @@ def test_single_precision_on_cora(data_graph):
         check(model, problem, (2, 3), tolerance=SINGLE, dtype=torch.float32)
 
 
+@pytest.mark.long
 @strategies
 def test_three_different_layers(strategy):
     check(DEEP, problems.awkward(), (1, 7), strategy=strategy)
@@ -120,6 +125,7 @@ def test_every_subset_of_savings(strategy):
         assert bool(trainer.plan.choice.fields) == (strategy.prune and problem is pruned)
 
 
+@pytest.mark.long
 def test_savings_are_used():
     """What each switch is for happens: otherwise the tests above compare nothing."""
     plan = training.make_trainer(LINEAR, problems.few_train(), (2, 3)).plan
@@ -142,6 +148,7 @@ def few_labels():
     return dataclasses.replace(problem, masks=problem.masks | {"train": train})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", [True, False])
 @pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GATConv"])
 def test_what_pruned_layers_keep_until_backward(name, group):

@@ -138,6 +138,7 @@ def test_features_of_edges_weigh_where_the_forward_hands_them_on_as_weights(forw
     assert again.artifact.topology.edge_weight is None, "another model gets what the directory has"
 
 
+@pytest.mark.long
 def test_layers_of_one_graph_with_and_without_weights():
     data = graph(edge_weight=numbers(E))
     weight = data.edge_weight.double()
@@ -293,6 +294,7 @@ def may_weigh(self, x, edge_index, edge_weight=None):
     return self.b(self.a(x, edge_index, edge_weight), edge_index)
 
 
+@pytest.mark.long
 def test_what_is_optional_is_given_where_the_graph_has_it_by_that_name(capfd):
     for beside, given in (({"edge_weight": numbers(E)}, True), ({"edge_attr": numbers(E)}, False), ({}, False)):
         data = graph(**beside)

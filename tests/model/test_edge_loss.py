@@ -113,6 +113,7 @@ def test_negatives_of_evaluation():
     assert found["val"] == 0.5 and found["test"] != 0.5  # each edge against itself
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", ["smallest", None])
 def test_blocks_of_one_pair(budget):
     """Other pairs, decoders and losses are on the grid of ``test_additions``."""
@@ -136,6 +137,7 @@ def test_the_output_and_its_gradient_are_priced():
     assert plan.host_bytes["pinned host"] >= 2 * 64 * 3 * 8
 
 
+@pytest.mark.long
 def test_links_train_embeddings():
     """The usual model of links: one learned row per vertex, whose gradient comes from both ends of every pair."""
     problem, outcomes = problems.awkward(), []

@@ -111,6 +111,7 @@ def train_both(options, whole, grain, loss, epochs=2, **more):
     return trainer, decoder(out[source], out[destination]).detach().reshape(P, -1)
 
 
+@pytest.mark.long
 @pytest.mark.most(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_of_edges(kind):

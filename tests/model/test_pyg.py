@@ -826,6 +826,7 @@ def kinds_of(how):
     return replace(problems.awkward(), features=rows.astype(np.float32), weights=None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["several", "twice", "whole", "one column"])
 def test_kinds_of_vertices(how):
     """Integer columns go through an Embedding: losses, weights and predictions are those of the whole graph."""
@@ -1241,6 +1242,7 @@ def test_weights_that_do_not_fit_are_named():
         hongtu.to_pyg(layers[:2], pyg.Sequential("x, e", [(pyg.GCNConv(4, 8), "x, e -> x")]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
 def test_round_trip_on_a_real_graph(name, data_graph, tmp_path_factory):
     """float64, 1e-6 of the largest output; coauthor-physics: ``python -m tests.model.test_pyg DATA``."""

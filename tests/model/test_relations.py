@@ -52,6 +52,7 @@ class Rotated(OfRelation):
 DECODERS = {"DistMult": DistMult, "TransE": TransE, "complex": Rotated}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("edges", ["given", "own"])
 def test_a_decoder_sees_relations(decoder, edges):

@@ -26,6 +26,7 @@ def of_names(name, module):
     return additions.with_loss(name, name, additions.masked(module))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("k", "name"), list(enumerate(additions.LOSSES)))
 def test_torch_losses(k, name):
     """Each alone; together they are on the whole grid of ``test_additions``."""

@@ -93,6 +93,7 @@ def test_nothing_is_stored_twice():
     assert {name for name in steps.width if name[0] in "sv"} == {"v0.0"}, "h_0 is one tensor, whatever K"
 
 
+@pytest.mark.long
 def test_functions_and_branches():
     """Two layers read the same rows; a function joins what they give."""
 
@@ -121,6 +122,7 @@ def test_functions_and_branches():
     assert trainer.train_epoch().loss == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 def test_snapshots_planning_again_and_copies_keep_the_headers(tmp_path):
     problem = problems.awkward()
     through = training.train(training.make_trainer(MODELS[2], problem, (2, 3)), 4)

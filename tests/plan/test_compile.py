@@ -11,6 +11,7 @@ from hongtu.plan.program.program import Program
 from tests.plan.test_listing import program_of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hardware", [CPU, H200], ids=lambda hardware: hardware.name)
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_equal_inputs_give_equal_programs(model, hardware):

@@ -187,6 +187,7 @@ def check_numbers(topology, mask, plan, program, rng):
     np.testing.assert_allclose(run.host[OUTPUT], out.detach(), atol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.most(5)
 @pytest.mark.parametrize("block", range(10))
 def test_programs_compute_what_dense_products_do(block):

@@ -67,6 +67,7 @@ def candidates(topology, paper_schedule, shape, strategy, budget, probe, hardwar
                 yield predict_seconds(plan_caches(plan, budget, hardware.peer_cost, count=True), hardware).total
 
 
+@pytest.mark.long
 @machines
 @pytest.mark.parametrize("budget", [None, 400_000])
 def test_equal_inputs_give_equal_plans(budget, hardware):

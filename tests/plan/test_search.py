@@ -60,6 +60,7 @@ def smallest(*given, **options):
     return refused.value.smallest
 
 
+@pytest.mark.long
 @machines
 @models
 def test_budgets_from_the_smallest_on(model, hardware):
@@ -80,6 +81,7 @@ def test_budgets_from_the_smallest_on(model, hardware):
     assert seconds == sorted(seconds, reverse=True) and seconds[-1] < 0.9 * seconds[0]
 
 
+@pytest.mark.long
 @machines
 @models
 def test_no_candidate_is_predicted_faster(model, hardware):
@@ -304,6 +306,7 @@ def test_everybody_else_pays_dispatch(strategy, shape, hardware):
     assert predict_seconds(plan, hardware).dispatch > 0
 
 
+@pytest.mark.long
 def test_a_slab_is_worth_what_python_would_take():
     """It needs memory that rows could have."""
     chunks, slow, found = topology(m=1), replace(STAGED, stage_seconds=1e-4), set()

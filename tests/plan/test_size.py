@@ -99,6 +99,7 @@ def what_planning_takes(shape):
     return taken, kept, many.num_vertices + len(many.sources)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [tiny.GCN, tiny.GAT], ids=["gcn", "gat"])
 def test_planning_takes_little_beside_what_it_keeps(shape, monkeypatch):
     """Grains that were compared, and what led to intervals, are gone before the plan is complete. In a process of its

@@ -52,6 +52,7 @@ def test_a_pass_that_is_bound_by_the_link_keeps_it_busy(model):
     assert min(bound(timelines(model, 1))) < 0.7  # copies and arithmetic take turns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("near", [NEAR, 800, V // 2])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pass_takes_hardly_longer_than_its_rows_must(model, near):

@@ -179,6 +179,7 @@ def without(table, k):
     return make_intervals(*columns, len(table.first_start) - 1, *peers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_lookahead_computes_the_dense_products_within_its_capacity(prefetch):
     rng, costs = np.random.default_rng(11 + prefetch), np.random.default_rng(prefetch)
@@ -223,6 +224,7 @@ def check_prefetch(plan, prefetch):
             assert np.all(np.maximum(begins[1:] - prefetch, 0) > ends[:-1])
 
 
+@pytest.mark.long
 def test_lookahead_never_moves_more_than_the_paper_at_its_capacity():
     rng = np.random.default_rng(5)
     fewer = together = 0

@@ -51,6 +51,7 @@ def test_what_was_lost_once(name, number):
     assert not fuzz_reader(name, 1, number).losses
 
 
+@pytest.mark.long
 def test_damaged_artifacts_are_refused_or_equal_to_their_source():
     outcome = fuzz_artifacts(150)
     assert outcome.tries == 150 and not outcome.losses
@@ -125,6 +126,7 @@ json_values = st.recursive(
 KEYS = ("format", "version", "hash", "vertices", "edges", "partitions", "chunks", "feature_width", "classes", "arrays")
 
 
+@pytest.mark.long
 @given(key=st.sampled_from(KEYS), inner=st.sampled_from(("dtype", "shape", "bytes", "hash", None)), value=json_values)
 def test_any_manifest_opens_or_is_refused(artifact, tmp_path_factory, key, inner, value):
     path = tmp_path_factory.mktemp("artifact")

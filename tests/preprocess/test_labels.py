@@ -199,6 +199,7 @@ def test_a_graph_to_predict_on(tmp_path, capsys, without, task):
         assert artifact.num_classes >= 1
 
 
+@pytest.mark.long
 def test_predictions_without_a_train_mask(tmp_path):
     """predict, embed and evaluate give a trained model's numbers; training is refused, and says why."""
     problem = problems.awkward()

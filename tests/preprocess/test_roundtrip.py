@@ -86,6 +86,7 @@ def check(artifact, graph):
         assert chunk.sources.tolist() == np.unique(chunk.sources[chunk.local_source]).tolist()
 
 
+@pytest.mark.long
 @given(graphs(), *[st.booleans()] * 4, st.sampled_from(list(PARTITIONERS)))
 def test_the_flags_change_what_they_say(graph, undirected, self_loops, normalize, sparse, partitioner):
     if partitioner == "kaminpar" and not kaminpar_installed():
@@ -127,6 +128,7 @@ def test_the_flags_change_what_they_say(graph, undirected, self_loops, normalize
 names = st.text(max_size=3) | st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(names, names), min_size=1, max_size=30, unique_by=str), st.booleans(), st.booleans())
 def test_a_networkx_graph_is_what_comes_out(pairs, directed, multiple):
     kinds = {

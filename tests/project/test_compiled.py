@@ -84,6 +84,7 @@ def twice(x):
 """
 
 
+@pytest.mark.long
 def test_what_is_kept_is_not_used_where_code_in_another_file_has_changed(tmp_path):
     """numba itself looks at the file of the kernel alone."""
     (tmp_path / "caller.py").write_text(CALLS)
@@ -118,6 +119,7 @@ print(sum(len(files) for _, _, files in os.walk(os.environ["NUMBA_CACHE_DIR"])))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["nowhere", "full"])
 def test_without_a_place_for_compiled_code_everything_works_and_one_note_says_so(tmp_path, place):
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
@@ -133,6 +135,7 @@ def test_without_a_place_for_compiled_code_everything_works_and_one_note_says_so
         assert not list(tmp_path.iterdir()), "it is gone with the process"
 
 
+@pytest.mark.long
 @only_plain
 @pytest.mark.parametrize(
     "options",

@@ -27,6 +27,7 @@ def check_report(out, epochs):
     assert f"losses of all {epochs} epochs differ" in out
 
 
+@pytest.mark.long
 def test_generated_graph_and_then_the_same_as_the_users(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     out = run(monkeypatch, capsys, "--vertices", "3000", "--edges", "20000")
@@ -37,6 +38,7 @@ def test_generated_graph_and_then_the_same_as_the_users(tmp_path, monkeypatch, c
     assert contents(tmp_path / ".demo" / "graph") == before
 
 
+@pytest.mark.long
 def test_users_graph_that_lacks_pieces_and_has_a_space_in_its_path(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arrays = {"edges": pieces(600, 3000)["edges"]}

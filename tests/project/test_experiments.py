@@ -61,6 +61,7 @@ def test_ladder(graph, tmp_path, monkeypatch, capsys):
     assert "x paper" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_ranks(graph, tmp_path, monkeypatch, capsys):
     out, artifact = tmp_path / "ranks.jsonl", tmp_path / "artifact"
     assert hongtu_main(["preprocess", str(graph), str(artifact), "--partitions", "3", "--chunks", "4"]) == 0
@@ -203,6 +204,7 @@ def published_tables():
         pytest.skip(f"{published.PART} is not in the data directory (set HONGTU_DATA)")
 
 
+@pytest.mark.long
 def test_the_profile_of_the_papers_machine_predicts_the_held_out_times(published_tables):
     """The rates were fitted on half of the published times; what two tables have is in one half."""
     found = published.errors(A100X4, of_held_out=True)

@@ -32,6 +32,7 @@ def test_a_rank_that_is_lost_loses_nothing(name):
     assert outcome.tries == 1 and not outcome.losses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "tries"), [(Training, 4), (Preprocessing, 8)])
 def test_signals_at_any_line_lose_nothing(kind, tries):
     outcome = interrupt(kind, tries, seed=7)

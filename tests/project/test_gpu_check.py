@@ -113,6 +113,7 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
     assert rows["other"]["status"] == "no time left"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [("import os; os.abort()", True), ("import time; time.sleep(60)", True), ("1 / 0", False),
@@ -175,6 +176,7 @@ def test_a_part_that_ran_when_the_call_was_ended_is_not_blamed(monkeypatch, tmp_
     assert rows["beside"]["status"] == "the call ended" and not rows["beside"]["crashed"]
 
 
+@pytest.mark.long
 def test_an_artifact_that_is_late_ends_and_a_smaller_one_takes_its_place(monkeypatch, tmp_path):
     said = []
 

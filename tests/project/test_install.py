@@ -50,6 +50,7 @@ def expected():
     }
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_source_and_runs_alone(built, tmp_path):
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}

@@ -94,6 +94,7 @@ def run_page(page, skip=()):
     return names
 
 
+@pytest.mark.long
 def test_readme_blocks_run(beside, capsys):
     run_page(README, skip=["hongtu generate"])
     assert "device 0" in capsys.readouterr().out
