@@ -54,7 +54,7 @@ DIFFERENT = {  # what rank 0 calls, the others, and what all are told
     "many vertices": (lambda t: t.predict([0] * 30), lambda t: t.predict([1] * 30), "vertices: rank 1 has torch.int64"),
     "all vertices": (lambda t: t.predict(), lambda t: t.predict([3]), "vertices: rank 1 has [3], rank 0 has all"),
     "a vertex that is none": (lambda t: t.predict([0]), lambda t: t.predict([10**9]), "1000000000"),
-    "options that are none": (lambda t: t.fit(1), lambda t: t.fit(0), "epochs 0"),
+    "options that are none": (lambda t: t.fit(1), lambda t: t.fit(0), "epochs is 0"),
     "another Trainer": (lambda t: [trainer_of(t.ranks), t.evaluate()], lambda t: trainer_of(t.ranks).evaluate(),
                         "rank 0 is in evaluate (call 3), rank 1 in evaluate of Trainer 2 (call 3)"),
     "a weight that is none": (lambda t: t.evaluate(), lambda t: setattr(t, "_torn", "x") or t.evaluate(), "half-way"),
