@@ -79,8 +79,10 @@ class _Job:
 
     def close(self) -> None:
         """Give nothing out any more, and wait for those who are still at a part; who has not begun does not count."""
+        for _ in self._parts:  # the iterator that helpers take theirs from
+            pass
         with self._lock:
-            self._closed, self._parts = True, iter(range(0))
+            self._closed = True
             wait = self._helping > 0
         if wait:
             self._over.acquire()

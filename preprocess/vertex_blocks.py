@@ -12,6 +12,7 @@ import numpy as np
 from hongtu.threads import num_threads
 
 BITS = 16  # 2 ** 16 vertices a block
+BLOCKS = 8  # of about equally many edges, per thread
 
 
 def block_cuts(source_start: np.ndarray, sources: np.ndarray, num_vertices: int) -> np.ndarray:
@@ -26,9 +27,6 @@ def block_cuts(source_start: np.ndarray, sources: np.ndarray, num_vertices: int)
         cuts[c, :-1] = lo + np.searchsorted(sources[lo:hi], first)
         cuts[c, -1] = hi
     return cuts
-
-
-BLOCKS = 8  # of vertices, per thread
 
 
 def even_blocks(in_edge_start: np.ndarray, blocks: int) -> np.ndarray:

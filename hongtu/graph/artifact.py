@@ -17,7 +17,7 @@ import numpy as np
 
 from hongtu.errors import InputError, names_known
 from hongtu.graph.checks import check_bounds, check_indices
-from hongtu.graph.degrees import all_statistics, edge_id_starts
+from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.format import (
     ARRAYS,
     MANIFEST,
@@ -123,8 +123,8 @@ class Artifact:
         return self.topology.partition_start[1:]
 
     def degree_statistics(self, dtype: str = "float64", columns: int = 3) -> np.ndarray:
-        """[V, columns], as :func:`hongtu.graph.degrees.all_statistics`."""
-        return all_statistics(self.topology, dtype=dtype, columns=columns)
+        """[V, columns], as :func:`hongtu.graph.degrees.degree_statistics`."""
+        return degree_statistics(self.topology, dtype=dtype, columns=columns)
 
     def with_edge_data(
         self, weight: np.ndarray | None, features: np.ndarray | None, kind: np.ndarray | None, kinds: int

@@ -22,16 +22,20 @@ def degree_statistics(
     Args:
         rows: int64 [R], the vertices to look at; None: all.
         dtype: in which they are kept; sums are in float64.
-        columns: 6: [V, 6], behind these the same of edges without weights.
+        columns: 4: behind these, out-degrees; 6 or 8: behind 3 or 4 the same of edges without weights.
 
     >>> from hongtu.graph.topology import build_topology
     >>> t = build_topology(1, np.array([0, 2]), np.array([0, 2, 3]), np.array([0, 1, 0]))  # 0->0, 1->0, 0->1
     >>> degree_statistics(t).tolist(), degree_statistics(t, np.array([1])).tolist()
     ([[2.0, 1.0, 1.0], [1.0, 0.0, nan]], [[1.0, 0.0, nan]])
     """
-    if columns == 6:
+    if columns > 4:
         both = topology, replace(topology, edge_weight=None)
-        return np.concatenate([degree_statistics(t, rows, dtype) for t in both], axis=1)
+        return np.concatenate([degree_statistics(t, rows, dtype, columns // 2) for t in both], axis=1)
+    if columns == 4:
+        own = degree_statistics(topology, rows, dtype)
+        others = out_degrees(topology)[:, None].astype(dtype)
+        return np.concatenate([own, others if rows is None else others[rows]], axis=1)
     t = topology
     weight = np.empty(0, np.float32) if t.edge_weight is None else t.edge_weight
     out = np.empty((t.num_vertices if rows is None else len(rows), 3), dtype)
@@ -110,19 +114,6 @@ def out_degrees(topology: Topology) -> np.ndarray:
         weight[sources[local_source] == destination] = 0
         found[sources] += np.bincount(local_source, weight, minlength=len(sources))
     return found
-
-
-def all_statistics(
-    topology: Topology, rows: np.ndarray | None = None, dtype: str = "float64", columns: int = 3
-) -> np.ndarray:
-    """[V, columns]: ``degree_statistics``; of 4 columns, or 8, with the out-degree behind each three."""
-    if columns in (3, 6):
-        return degree_statistics(topology, rows, dtype, columns)
-    if columns == 8:
-        both = topology, replace(topology, edge_weight=None)
-        return np.concatenate([all_statistics(t, rows, dtype, 4) for t in both], axis=1)
-    out = out_degrees(topology)[:, None].astype(dtype)
-    return np.concatenate([degree_statistics(topology, rows, dtype), out if rows is None else out[rows]], axis=1)
 
 
 def largest_in_laplacian(topology: Topology, normalization: str | None) -> float:

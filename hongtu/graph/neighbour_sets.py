@@ -8,7 +8,7 @@ Legend: E edges of a graph, S sources of the chunk, W words of 64 vertices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -131,29 +131,29 @@ def relabel(
     local_source: np.ndarray,
 ) -> np.ndarray:
     """int32 [E], local sources in the neighbour sets of larger chunks."""
-    out = np.empty(len(local_source), dtype=np.int32)
     group = np.searchsorted(larger_edge_start, edge_start[1:], side="left") - 1
 
-    def put(c: int) -> None:
-        if (edges := slice(edge_start[c], edge_start[c + 1])).start < edges.stop:
-            among = larger[larger_start[group[c]] : larger_start[group[c] + 1]]
-            rank = np.searchsorted(among, sources[source_start[c] : source_start[c + 1]]).astype(np.int32)
-            np.take(rank, local_source[edges], out=out[edges], mode="clip")
+    def rank(c: int) -> np.ndarray:
+        among = larger[larger_start[group[c]] : larger_start[group[c] + 1]]
+        return np.searchsorted(among, sources[source_start[c] : source_start[c + 1]]).astype(np.int32)
 
-    parallel_for(put, len(edge_start) - 1)
-    return out
+    return _of_sources(edge_start, local_source, rank)
 
 
 def globalise(
     edge_start: np.ndarray, source_start: np.ndarray, sources: np.ndarray, local_source: np.ndarray
 ) -> np.ndarray:
     """int32 [E], the vertex that each edge's local source is."""
-    source = np.empty(len(local_source), dtype=np.int32)
+    return _of_sources(edge_start, local_source, lambda c: sources[source_start[c] : source_start[c + 1]])
+
+
+def _of_sources(edge_start: np.ndarray, local_source: np.ndarray, numbers: Callable[[int], np.ndarray]) -> np.ndarray:
+    """int32 [E], for each edge that of the numbers of its chunk's sources which is its own source's."""
+    out = np.empty(len(local_source), dtype=np.int32)
 
     def put(c: int) -> None:
         if (edges := slice(edge_start[c], edge_start[c + 1])).start < edges.stop:
-            own = sources[source_start[c] : source_start[c + 1]]
-            np.take(own, local_source[edges], out=source[edges], mode="clip")
+            np.take(numbers(c), local_source[edges], out=out[edges], mode="clip")
 
     parallel_for(put, len(edge_start) - 1)
-    return source
+    return out

@@ -7,7 +7,7 @@ these decorators supply both. Whatever the ranges, the edges of one sum are adde
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ def by_destination(function: Kernel | None = None, *, cost: int = 1) -> Any:
     """Compile a kernel whose first array is ``indptr`` int64 [D + 1], and that owns ranges of destinations of about
     equal work: ``cost`` operations for each of a row's columns, of edges and of destinations."""
 
-    def bounds_of(indptr: np.ndarray, *arrays: Any) -> np.ndarray:
+    def bounds_of(_: Kernel, indptr: np.ndarray, *arrays: Any) -> np.ndarray:
         edges = int(indptr[-1]) - int(indptr[0])
         return balanced_bounds(indptr, parts_for((edges + len(indptr)) * _columns(arrays) * cost))
 
@@ -36,11 +36,10 @@ def by_destination(function: Kernel | None = None, *, cost: int = 1) -> Any:
 def by_source(function: Kernel | None = None, *, cost: int = 1) -> Any:
     """Compile a kernel with an array ``local_source`` int32 [E] that owns ranges of sources of about equal edges."""
 
-    def decorate(kernel: Kernel) -> Kernel:
-        at = _position(kernel, "local_source")
-        return _in_parts(kernel, lambda *arrays: source_bounds(arrays[at], _columns(arrays) * cost))
+    def bounds_of(kernel: Kernel, *arrays: Any) -> np.ndarray:
+        return source_bounds(arrays[_position(kernel, "local_source")], _columns(arrays) * cost)
 
-    return decorate if function is None else decorate(function)
+    return _in_parts(function, bounds_of)
 
 
 def by_row(
@@ -53,17 +52,12 @@ def by_row(
         options: of ``compiled``.
     """
 
-    def decorate(kernel: Kernel) -> Kernel:
-        at = _position(kernel, rows) if rows else -1
+    def bounds_of(kernel: Kernel, *arrays: Any) -> np.ndarray:
+        count = len(arrays[_position(kernel, rows) if rows else -1])
+        parts = max(1, min(parts_for(count * _columns(arrays) * cost // 4), count))  # rows in a row are quick
+        return np.arange(parts + 1) * count // parts
 
-        def bounds_of(*arrays: Any) -> np.ndarray:
-            count = len(arrays[at])
-            parts = max(1, min(parts_for(count * _columns(arrays) * cost // 4), count))  # rows in a row are quick
-            return np.arange(parts + 1) * count // parts
-
-        return _in_parts(kernel, bounds_of, plain=plain and (lambda bounds, *arrays: plain(*arrays)), **options)
-
-    return decorate if function is None else decorate(function)
+    return _in_parts(function, bounds_of, plain=plain and (lambda bounds, *arrays: plain(*arrays)), **options)
 
 
 def _in_parts(function: Kernel | None, bounds_of: Callable[..., np.ndarray], **options: Any) -> Any:
@@ -72,7 +66,7 @@ def _in_parts(function: Kernel | None, bounds_of: Callable[..., np.ndarray], **o
 
         @wraps(function)
         def call(*arrays: Any) -> None:
-            bounds = bounds_of(*arrays)
+            bounds = bounds_of(function, *arrays)
             kernel.each(len(bounds) - 1, bounds, *arrays)
 
         call.kernel = kernel  # type: ignore[attr-defined]
@@ -81,6 +75,7 @@ def _in_parts(function: Kernel | None, bounds_of: Callable[..., np.ndarray], **o
     return decorate if function is None else decorate(function)
 
 
+@cache
 def _position(kernel: Kernel, name: str) -> int:
     """Of an argument, behind the part and the bounds."""
     return kernel.__code__.co_varnames.index(name) - 2

@@ -17,7 +17,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, Rows
-from hongtu.graph.degrees import all_statistics, edge_id_starts
+from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.halo import Crossing, Halo
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology, build_topology
@@ -200,7 +200,7 @@ class Share(Artifact):
 
     def degree_statistics(self, dtype: str = "float64", columns: int = 3) -> np.ndarray:
         """Of every row's vertex in the whole graph."""
-        return all_statistics(self.whole.topology, self.rows, dtype, columns)
+        return degree_statistics(self.whole.topology, self.rows, dtype, columns)
 
     def edge_id_starts(self) -> np.ndarray:
         """Of every row's vertex in the whole graph."""

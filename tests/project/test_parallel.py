@@ -78,3 +78,13 @@ def test_a_forked_process_has_threads_of_its_own():
         parallel_for(done.append, 9, threads=3)
         os._exit(0 if sorted(done) == list(range(9)) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_is_closed_gives_nothing_out():
+    """After an interrupt, helpers that took the job before do no part of it any more."""
+    done = []
+    job = parallel._Job(done.append, 5, ())
+    parts = job._parts
+    job.close()
+    job.help()
+    assert not done and next(parts, None) is None
