@@ -188,7 +188,7 @@ class Interpreter:
         for chunk in self.chunks:
             for y in x.body:
                 with torch.set_grad_enabled(x.graph):
-                    getattr(chunk, y.verb)(y)
+                    chunk.call(y)
 
 
 def run_ranks(ranks, programs):
@@ -230,11 +230,8 @@ class Chunk:
         self.first, self.end = self.view.chunk_start[number : number + 2]
         self.rows = np.arange(self.first, self.end) if self.chunk.active is None else self.chunk.active
         self.index, self.own_rows = self.rows - self.first, self.rows - self.view.partition_start[i]
-        self.leaves, self.outs, self.sent = {}, [], {}
+        self.leaves, self.outs, self.sent = [], [], {}
         self.all_rows = {}  # of the chunk, on their way between the host and the disk
-
-    def values(self, *names):
-        return [torch.as_tensor(self.registers[name]) for name in names]
 
     # what comes, what goes
 
@@ -248,12 +245,12 @@ class Chunk:
     def bring(self, x):
         self.registers[x.name] = self.at.stage(self.i, x.name, self.array(x))
 
-    def part(self, x):
+    def part(self, name, start):
         own = self.number - self.i * self.view.chunks
-        return self.at.memory(self.i, x.buffer)[x.start[self.i][own] : x.start[self.i][own + 1]]
+        return self.at.memory(self.i, name)[start[self.i][own] : start[self.i][own + 1]]
 
     def fill(self, x):
-        self.part(x)[...] = self.array(x)
+        self.part(x.buffer, x.start)[...] = self.array(x)
 
     def deliver(self, x):
         sent = self.sent.pop(x.name)
@@ -304,128 +301,121 @@ class Chunk:
 
     # registers
 
-    def here(self, x):
-        self.registers[x.name] = self.part(x)
-
-    def own(self, x):
-        self.registers[x.name] = self.at.memory(self.i, x.tensor)[self.own_rows[0] - self.index[0] :][
-            : self.end - self.first
-        ]
-
-    def pick(self, x):
-        self.registers[x.name] = self.at.stage(self.i, x.name, self.registers[x.name][self.registers["row_in_chunk"]])
-
-    def front(self, x):
-        self.registers[x.name] = self.at.memory(self.i, x.buffer)[: len(self.rows)]
-
-    def new(self, x):
-        self.registers[x.name] = np.full((len(self.rows), x.columns), 0 if x.zero else np.nan)
-
-    def take(self, x):
-        pieces = self.at.pieces[self.i][x.name]
-        self.registers[x.name] = pieces.pop(self.number) if x.last else pieces[self.number]
-
-    def copy(self, x):
-        self.registers |= {name: self.registers[name].copy() for name in x.names}
-
-    def drop(self, x):
-        for name in x.names:
+    def call(self, x):
+        """A kernel, which is a method."""
+        takes = [None if name is None else self.registers[name] for name in x.takes]
+        at = {} if x.at is None else {"at": x.at}
+        found = getattr(self, x.kernel)(*takes, **at, **x.settings)
+        found = () if found is None else found if isinstance(found, list) else [found]
+        self.registers |= {name: rows for name, rows in zip(x.gives, found, strict=True) if name is not None}
+        for name in x.drops:
             del self.registers[name]
 
-    def add(self, x):
-        self.registers[x.name] = sum(self.registers[name] for name in x.parts)
+    def view(self, at, start=None, last=False):
+        if start is not None:
+            return self.part(at.tensor, start)
+        if at.where == "chunk":
+            pieces = self.at.pieces[self.i][at.tensor]
+            return pieces.pop(self.number) if last else pieces[self.number]
+        rows = self.at.memory(self.i, at.tensor)
+        if at.rows == "front":
+            return rows[: len(self.rows)]
+        return rows[self.own_rows[0] - self.index[0] :][: self.end - self.first]
 
-    def write(self, x):
-        out = self.registers[x.register]
-        out = out.detach().numpy().copy() if isinstance(out, torch.Tensor) else out.copy()
-        if x.where == "host":
-            self.sent[x.name] = out
-        elif x.where == "device":
-            put(self.at.memory(self.i, x.name), self.own_rows, out, x.stores.of(self.rows))
+    def pick(self, rows, index, buffer):
+        return self.at.stage(self.i, buffer, rows[index])
+
+    def new(self, columns, zero=False):
+        return np.full((len(self.rows), columns), 0 if zero else np.nan)
+
+    def copy(self, *arrays):
+        return [rows.copy() for rows in arrays]
+
+    def add(self, *parts):
+        return sum(parts)
+
+    def write(self, out, index=None, *, at, holds, kept):
+        values, stores = np.array(out.detach() if isinstance(out, torch.Tensor) else out), at.access.of(self.rows)
+        if at.where == "host":
+            self.sent[at.tensor] = values
+        elif at.where == "device":
+            put(self.at.memory(self.i, at.tensor), self.own_rows, values, stores)
         else:
-            pieces = self.at.pieces[self.i][x.name]
-            pieces[self.number] = out if x.stores.of(self.rows) is True else pieces[self.number] + out
+            pieces = self.at.pieces[self.i][at.tensor]
+            pieces[self.number] = values if stores is True else pieces[self.number] + values
+        return out
 
     # computing
 
-    def gather(self, x):
-        self.registers[x.into] = self.at.memory(self.i, x.cache)[self.registers["slot_of_source"]]
+    def gather(self, slots, at):
+        return self.at.memory(self.i, at.tensor)[slots]
 
-    def matrix(self, x):
+    def matrix(self, start, source, slots, weight, mean):
         """[D, S] of a sum over in-edges."""
-        start, weight = self.registers["indptr"], self.registers["edge_weight"] if x.weighted else None
-        found = np.zeros((len(self.rows), len(self.registers["slot_of_source"])))
+        found = np.zeros((len(self.rows), len(slots)))
         for d, (lo, hi) in enumerate(pairwise(start)):
             for e in range(lo, hi):
-                found[d, self.registers["local_source"][e]] += 1 if weight is None else weight[e]
-        return found / np.maximum(np.diff(start), 1)[:, None] if x.mean else found
+                found[d, source[e]] += 1 if weight is None else weight[e]
+        return found / np.maximum(np.diff(start), 1)[:, None] if mean else found
 
-    def sum(self, x):
-        self.registers[x.a][...] = self.matrix(x) @ self.at.memory(self.i, x.cache)[self.registers["slot_of_source"]]
+    def sum(self, start, source, slots, weight, a, at, mean):
+        a[...] = self.matrix(start, source, slots, weight, mean) @ self.at.memory(self.i, at.tensor)[slots]
+        return a
 
-    def transpose_sum(self, x):
-        self.add_rows(x.cache, self.matrix(x).T @ self.registers[x.gradient])
+    def transpose_sum(self, start, source, slots, weight, grad, at, mean):
+        self.add_to_cache(slots, self.matrix(start, source, slots, weight, mean).T @ grad, at)
 
-    def add_rows(self, cache, rows_SF):
-        self.at.memory(self.i, cache)[self.registers["slot_of_source"]] += rows_SF
-
-    def add_to_cache(self, x):
-        self.add_rows(x.cache, self.registers[x.gradient])
+    def add_to_cache(self, slots, rows_SF, at):
+        self.at.memory(self.i, at.tensor)[slots] += rows_SF
 
     def run_aggregate(self, layer, z, *s):
         counts = np.diff(self.registers["indptr"])
         ends = torch.as_tensor(np.repeat(np.arange(len(counts)), counts))
-        return self.at.model.aggregate(
-            layer, torch.as_tensor(self.registers["local_source"]).long(), ends, len(counts), z, *s
-        )
+        source = torch.as_tensor(self.registers["local_source"]).long()
+        return self.at.model.aggregate(layer, source, ends, len(counts), z, *s)
 
-    def aggregate(self, x):
-        with torch.set_grad_enabled(x.graph):
-            self.registers[x.a] = self.run_aggregate(x.layer, *self.values(x.z, *x.s))
+    def aggregate(self, *rows, layer, graph):
+        with torch.set_grad_enabled(graph):
+            return self.run_aggregate(layer, *map(torch.as_tensor, rows))
 
-    def transpose_aggregate(self, x):
-        z = torch.zeros((len(self.registers["slot_of_source"]), x.z), dtype=torch.float64, requires_grad=True)
-        a = self.run_aggregate(x.layer, z, *(torch.zeros((len(self.rows), n), dtype=torch.float64) for n in x.s))
-        self.add_rows(x.cache, torch.autograd.grad(a, z, torch.as_tensor(self.registers[x.gradient]))[0].numpy())
+    def transpose_aggregate(self, grad, at, layer, z, s):
+        slots = self.registers["slot_of_source"]
+        rows = torch.zeros((len(slots), z), dtype=torch.float64, requires_grad=True)
+        a = self.run_aggregate(layer, rows, *(torch.zeros((len(self.rows), n), dtype=torch.float64) for n in s))
+        self.add_to_cache(slots, torch.autograd.grad(a, rows, torch.as_tensor(grad))[0].numpy(), at)
 
-    def combine(self, x):
+    def combine(self, *rows, layer):
         with torch.no_grad():
-            self.registers[x.a] = self.at.model.combine(x.layer, *self.values(x.a, *x.s)).numpy()
+            return self.at.model.combine(layer, *map(torch.as_tensor, rows)).numpy()
 
-    def uncombine(self, x):
-        grad = torch.as_tensor(self.registers[x.gradient])
-        parts = [
-            torch.zeros((len(grad), n), dtype=torch.float64, requires_grad=True) for n in (grad.shape[1], *x.columns)
-        ]
-        found = torch.autograd.grad(self.at.model.combine(x.layer, *parts), parts, grad)
-        self.registers |= {name: part.numpy() for name, part in zip(x.gives, found, strict=True) if name is not None}
+    def uncombine(self, grad, layer, s, wanted):
+        grad, widths = torch.as_tensor(grad), (grad.shape[1], *s)
+        parts = [torch.zeros((len(grad), n), dtype=torch.float64, requires_grad=True) for n in widths]
+        found = torch.autograd.grad(self.at.model.combine(layer, *parts), parts, grad)
+        return [part.numpy() if is_wanted else None for part, is_wanted in zip(found, wanted, strict=True)]
 
-    def enter(self, x):
-        for name in x.names:  # the same memory: what is written over it shows
-            self.leaves[name] = self.registers[name] = torch.as_tensor(self.registers[name]).requires_grad_()
+    def enter(self, *arrays):  # the same memory: what is written over it shows
+        self.leaves = [torch.as_tensor(rows).requires_grad_() for rows in arrays]
+        return self.leaves
 
-    def stage(self, x):
-        self.outs = self.at.model.stage(x.stage, *self.values(x.base, *x.s, *x.values))
-        self.registers |= {name: out.detach().numpy() for name, out in zip(x.gives, self.outs, strict=True)}
+    def stage(self, *rows, stage, s, keeps_input, gradients_only):
+        self.outs = self.at.model.stage(stage, *map(torch.as_tensor, rows))
+        return [out.detach().numpy() for out in self.outs]
 
-    def loss(self, x):
-        loss, self.registers[x.gradient] = self.at.model.loss(
-            *(self.registers[n] for n in (x.output, "labels", "loss_bits"))
-        )
+    def loss(self, *rows):
+        loss, gradient = self.at.model.loss(*rows)
         self.at.loss += loss
+        return gradient
 
-    def save(self, x):
-        self.at.graphs[self.i][x.stage, self.number] = self.leaves, self.outs
+    def save(self, stage):
+        self.at.graphs[self.i][stage, self.number] = self.leaves, self.outs
 
-    def resume(self, x):
-        self.leaves, self.outs = self.at.graphs[self.i].pop((x.stage, self.number))
+    def resume(self, stage):
+        self.leaves, self.outs = self.at.graphs[self.i].pop((stage, self.number))
 
-    def differentiate(self, x):
-        pairs = [
-            (out, self.registers[name]) for out, name in zip(self.outs, x.gradients, strict=True) if name is not None
-        ]
+    def differentiate(self, *gradients):
+        pairs = [(out, grad) for out, grad in zip(self.outs, gradients, strict=True) if grad is not None]
         pairs = [(out, torch.as_tensor(grad)) for out, grad in pairs if out.requires_grad]
         if pairs:
             torch.autograd.backward(*zip(*pairs, strict=True))
-        for name, leaf in zip(x.gives, self.leaves.values(), strict=True):
-            self.registers[name] = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+        return [np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy() for leaf in self.leaves]

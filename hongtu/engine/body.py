@@ -5,16 +5,18 @@ Legend: D destinations, S sources of the chunk; C slots of a cache; z, s, a as i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.device.base import Stores
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.saved import Entry, Graph, Saved, Settled, edges_of, move_saved, saving
-from hongtu.graph.sparse_rows import PARTS
 from hongtu.kernels.dispatch import (
     HUB,
     has_no_hub,
@@ -26,11 +28,13 @@ from hongtu.kernels.dispatch import (
     plain_rows,
 )
 from hongtu.nn.block import Block, Rows
-from hongtu.plan.program import computing, moves
+from hongtu.plan.memory.disk import Kept
+from hongtu.plan.program import moves
+from hongtu.plan.program.call import Call, Ref
 
 
 class Body:
-    """Runs one, a method for each kind of instruction.
+    """Runs one: every kernel is a method, which gets the registers that it takes, and gives tensors back.
 
     Attributes:
         graph: what autograd knows of the stage.
@@ -57,88 +61,100 @@ class Body:
             knowing_hubs(),
             self.at.asking or nullcontext(),
         ):
-            for instruction in x.body:
-                getattr(self, instruction.verb)(instruction)
+            for call in x.body:
+                self.call(call)
 
-    def here(self, x: computing.Here) -> None:
-        self.registers[x.name] = self.chunk.part(x.buffer, x.start)
+    def call(self, x: Call) -> None:
+        """Run one kernel."""
+        here = self.registers
+        takes = [None if name is None else here[name] for name in x.takes]
+        at = {} if x.at is None else {"at": x.at}
+        found: Iterable[Any] = getattr(self, x.kernel)(*takes, **at, **x.settings) or ()
+        here.update((name, rows) for name, rows in zip(x.gives, found, strict=True) if name is not None)
+        for name in x.drops:
+            del here[name]
 
-    def own(self, x: computing.Own) -> None:
-        self.registers[x.name] = self._rows_on_device(x.tensor)
+    # ------------------------------------------------------------------------------------------------------- at hand
 
-    def pick(self, x: computing.Pick) -> None:
-        part = self.device.staging(x.name, self.set)[: self.num_dst]
-        rows, index = self.registers[x.name], self.registers["row_in_chunk"]
-        self.registers[x.name] = torch.index_select(rows, 0, index, out=part)
+    def view(self, at: Ref, *, start: tuple[np.ndarray, ...] | None = None, last: bool = False) -> tuple[Tensor]:
+        """Rows where they lie; ``last``: nobody else wants those that the chunk has for itself."""
+        if start is not None:
+            return (self.chunk.part(at.tensor, start),)
+        if at.where == "chunk":
+            pieces = self.at.pieces[at.tensor]
+            return (pieces.pop(self.number) if last else pieces[self.number],)
+        return (self.device.buffer(at.tensor)[: self.num_dst] if at.rows == "front" else self._own(at.tensor),)
 
-    def front(self, x: computing.Front) -> None:
-        self.registers[x.name] = self.device.buffer(x.buffer)[: self.num_dst]
-
-    def new(self, x: computing.New) -> None:
-        self.registers[x.name] = new_rows(self.at.no_weights, self.num_dst, x.columns, zero=x.zero)
-
-    def _rows_on_device(self, name: str) -> Tensor:
+    def _own(self, name: str) -> Tensor:
         return self.device.buffer(name)[self.chunk.first - self.at.first : self.chunk.end - self.at.first]
 
-    def take(self, x: computing.Take) -> None:
-        self.registers[x.name] = self.at.pieces[x.name][self.number]
-        if x.last:
-            del self.at.pieces[x.name][self.number]
+    def pick(self, rows: Tensor, index: Tensor, *, buffer: str) -> tuple[Tensor]:
+        """Those rows that the pass computes."""
+        part = self.device.staging(buffer, self.set)[: self.num_dst]
+        return (torch.index_select(rows, 0, index, out=part),)
 
-    def copy(self, x: computing.Copy) -> None:
-        for name in x.names:
-            self.registers[name] = self.registers[name].clone()
+    def new(self, *, columns: int, zero: bool = False) -> tuple[Tensor]:
+        """A row for every destination, with anything in it."""
+        return (new_rows(self.at.no_weights, self.num_dst, columns, zero=zero),)
 
-    def dense(self, x: computing.Dense) -> None:
-        start, column, value = (self.registers[f"{x.name} {part}"] for part in PARTS)
-        rows = self.device.staging(x.name, self.set)[: self.num_dst].zero_()
+    def copy(self, *arrays: Tensor) -> Iterable[Tensor]:
+        """In memory of their own, for what another pass needs of them."""
+        return [array.clone() for array in arrays]
+
+    def dense(self, start: Tensor, column: Tensor, value: Tensor, *, buffer: str) -> tuple[Tensor]:
+        """Rows of a CSR tensor."""
+        rows = self.device.staging(buffer, self.set)[: self.num_dst].zero_()
         row = torch.repeat_interleave(start.diff(), output_size=len(column))
-        self.registers[x.name] = rows.index_put_((row, column.long()), value)
+        return (rows.index_put_((row, column.long()), value),)
 
-    def drop(self, x: computing.Drop) -> None:
-        for name in x.names:
-            self.registers.pop(name, None)
+    def enter(self, *arrays: Tensor) -> Iterable[Tensor]:
+        """Gradients will be wanted of these."""
+        self.graph.entries = [Entry() for _ in arrays]
+        return [entry.of(rows) for entry, rows in zip(self.graph.entries, arrays, strict=True)]
 
-    def enter(self, x: computing.Enter) -> None:
-        for name in x.names:
-            entry = self.graph.entries[name] = Entry()
-            self.registers[name] = entry.of(self.registers[name])
+    # ---------------------------------------------------------------------------------------------------- aggregates
 
-    def gather(self, x: computing.Gather) -> None:
-        cache, slots = self.device.buffer(x.cache), self.registers["slot_of_source"]
+    def gather(self, slots: Tensor, at: Ref) -> tuple[Tensor]:
+        """The sources' rows, side by side."""
+        cache = self.device.buffer(at.tensor)
         with torch.no_grad():
             if has_numba_kernel(cache):
-                self.registers[x.into] = cache.index_select(0, slots)
-            else:
-                rows = self.registers[x.into] = new_rows(cache, len(slots), cache.shape[1])
-                kernels_for(cache).gather_rows(cache, slots, rows)
+                return (cache.index_select(0, slots),)
+            rows = new_rows(cache, len(slots), cache.shape[1])
+            kernels_for(cache).gather_rows(cache, slots, rows)
+        return (rows,)
 
-    def sum(self, x: computing.Sum) -> None:
-        cache = self.device.buffer(x.cache)
+    def sum(
+        self, indptr: Tensor, source: Tensor, slots: Tensor, weight: Tensor | None, a: Tensor, at: Ref, *, mean: bool
+    ) -> tuple[Tensor]:
+        """A declared reduction over the rows in the cache."""
+        cache, weight = self.device.buffer(at.tensor), self.at.no_weights if weight is None else weight
         with torch.no_grad():
-            kernels_for(cache).csc_aggregate(*self._csc(x), cache, self.registers[x.a])
+            kernels_for(cache).csc_aggregate(self._known(indptr), source, slots, weight, mean, cache, a)
+        return (a,)
 
-    def _csc(self, x: computing.Sum | computing.TransposeSum) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-        here = self.registers
-        weight = here["edge_weight"] if x.weighted else self.at.no_weights
-        return self._indptr, here["local_source"], here["slot_of_source"], weight, x.mean
+    def transpose_sum(
+        self, indptr: Tensor, source: Tensor, slots: Tensor, weight: Tensor | None, grad: Tensor, at: Ref, *, mean: bool
+    ) -> None:
+        """Add A^T of a gradient to the cache, A as in ``sum``."""
+        cache, weight = self.device.buffer(at.tensor), self.at.no_weights if weight is None else weight
+        kernels = kernels_for(grad)
+        kernels.csc_aggregate_transpose(self._known(indptr), source, slots, weight, mean, plain_rows(grad), cache)
 
-    @cached_property
-    def _indptr(self) -> Tensor:
-        indptr: Tensor = self.registers["indptr"]
+    def _known(self, indptr: Tensor) -> Tensor:
         if not on_numba(indptr) and self.chunk.p.view.longest[self.number] <= HUB:
             has_no_hub(indptr)
         return indptr
 
-    def aggregate(self, x: computing.Aggregate) -> None:
-        z, *s = (self.registers[name] for name in x.reads)
-        with nullcontext() if x.graph else torch.no_grad():
-            self.registers[x.a] = self.network.aggregate(x.layer, self._block, z, tuple(s))
+    def aggregate(self, z: Tensor, *s: Tensor, layer: int, graph: bool) -> tuple[Tensor]:
+        """The layer's own; ``graph``: recorded, where the body is."""
+        with nullcontext() if graph else torch.no_grad():
+            return (self.network.aggregate(layer, self._block, z, s),)
 
-    def combine(self, x: computing.Combine) -> None:
-        a, *s = (self.registers[name] for name in x.reads)
+    def combine(self, a: Tensor, *s: Tensor, layer: int) -> tuple[Tensor]:
+        """The aggregate together with s, as the layer combines them."""
         with torch.no_grad():
-            self.registers[x.a] = self.network.combine(x.layer, a, tuple(s), self._rows)
+            return (self.network.combine(layer, a, s, self._rows),)
 
     @cached_property
     def _rows(self) -> Rows:
@@ -150,7 +166,7 @@ class Body:
         here = self.registers
         none = here["slot_of_source"].new_empty(0)
         return Block(
-            indptr=self._indptr,
+            indptr=self._known(here["indptr"]),
             local_source=here["local_source"],
             sources=here.get("sources", none),
             first=self.chunk.first,
@@ -163,111 +179,131 @@ class Body:
             edge_type=here.get("edge_type"),
         )
 
-    def stage(self, x: computing.Stage) -> None:
-        s, values = (tuple(self.registers[name] for name in names) for names in (x.s, x.values))
+    # -------------------------------------------------------------------------------------------------------- stages
+
+    def stage(
+        self, base: Tensor, *others: Tensor, stage: int, s: int, keeps_input: bool, gradients_only: bool
+    ) -> Iterable[Tensor]:
+        """The row-wise stage behind an aggregate, of its output or what is read in its place, s and values.
+
+        Args:
+            s: how many of the others are s.
+            keeps_input: the first of what it gives is the features as they are.
+            gradients_only: of what it gives, nobody looks at the values.
+        """
         outs = self.network.stage(
-            x.stage, self.registers[x.base], s, self._rows, values,
-            keeps_input=x.keeps_input, gradients_only=x.gradients_only,
-        )  # fmt: skip
+            stage, base, others[:s], self._rows, others[s:], keeps_input=keeps_input, gradients_only=gradients_only
+        )
         self.graph.outs = edges_of(outs)
-        self.registers |= zip(x.gives, (out.detach() for out in outs), strict=True)
         for number, place in enumerate(self.places):
             self.device.recognize(place.rows, number)
+        return [out.detach() for out in outs]
 
-    def gather_moments(self, x: computing.GatherMoments) -> None:
-        self.at.moments.add(self.registers[x.name][: self.chunk.num_own])
+    def gather_moments(self, rows: Tensor) -> None:
+        """Add rows to the moments that the pass gathers."""
+        self.at.moments.add(rows[: self.chunk.num_own])
 
-    def loss(self, x: computing.Loss) -> None:
+    def loss(self, out: Tensor, labels: Tensor, loss_bits: Tensor) -> tuple[Tensor]:
+        """The destinations' loss; the gradient of their output."""
         known = self.host["loss_bits"].numpy()[self.chunk.rows]
-        out, labels, loss_bits = (self.registers[name] for name in (x.output, "labels", "loss_bits"))
-        self.registers[x.gradient], part = self.at.loss.gradient(out, labels, loss_bits, known)
+        gradient, part = self.at.loss.gradient(out, labels, loss_bits, known)
         self.at.loss_value.add_(part)
+        return (gradient,)
 
-    def add(self, x: computing.Add) -> None:
-        first, *others = (self.registers[name] for name in x.parts)
-        self.registers[x.name] = sum(others, start=first)
+    def add(self, first: Tensor, *others: Tensor) -> tuple[Tensor]:
+        """Their sum."""
+        return (sum(others, start=first),)
 
-    def write(self, x: computing.Write) -> None:
-        """Store or add the destinations' rows, or get them on their way."""
-        out = self.registers[x.register]
-        there = self.registers[x.register] = WRITES[x.where](self, out, x, self.chunk.stores(x))
-        if x.holds:
+    def write(
+        self, out: Tensor, index: Tensor | None = None, *, at: Ref, holds: bool, kept: Kept | None
+    ) -> tuple[Tensor]:
+        """Store or add the destinations' rows, or get them on their way; where they lie then.
+
+        Args:
+            index: which of the chunk's rows they are; None: all.
+            holds: what is saved of them may lie there, too.
+            kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
+        """
+        assert at.access is not None and at.access != "read"
+        there, stores = out, self.chunk.stores(at.access, kept)
+        if at.where == "host":
+            rows = self.chunk.on_host(at.tensor, kept)
+            self.device.emit(at.tensor, self.set, out, rows, stores=stores, index=index)
+        elif at.where == "device":
+            there = self._to_device(out, index, at.tensor, stores)
+        else:
+            there = self._to_chunk(out, at.tensor, stores)
+        if holds:
             move_saved(self.places, out, there)
+        return (there,)
 
-    def _to_host(self, out: Tensor, x: computing.Write, stores: Stores) -> Tensor:
-        index = self.registers["row_in_chunk"] if x.picked else None
-        self.device.emit(x.name, self.set, out, self.chunk.on_host(x), stores=stores, index=index)
-        return out
-
-    def _to_device(self, out: Tensor, x: computing.Write, stores: Stores) -> Tensor:
-        rows = self._rows_on_device(x.name)
-        if not x.picked:
+    def _to_device(self, out: Tensor, index: Tensor | None, name: str, stores: Stores) -> Tensor:
+        rows = self._own(name)
+        if index is None:
             return rows.copy_(out) if stores else rows.add_(out)
         if stores:
-            rows.index_copy_(0, self.registers["row_in_chunk"].long(), out)
+            rows.index_copy_(0, index.long(), out)
         else:
-            rows.index_add_(0, self.registers["row_in_chunk"], out)
+            rows.index_add_(0, index, out)
         return out
 
-    def _to_chunk(self, out: Tensor, x: computing.Write, stores: Stores) -> Tensor:
+    def _to_chunk(self, out: Tensor, name: str, stores: Stores) -> Tensor:
         """Keep a tensor that a layer made, as it is; others refer to it, so that nobody may write to it."""
-        pieces = self.at.pieces[x.name]
-        self.device.recognize(out, x.name)
+        pieces = self.at.pieces[name]
+        self.device.recognize(out, name)
         out = self.device.as_made_by_layers(out) if stores else pieces[self.number] + out
         self.device.count(out)
         pieces[self.number] = self.settled.of(out)
         return pieces[self.number]
 
-    def save(self, x: computing.Save) -> None:
+    def save(self, *, stage: int) -> None:
+        """Keep the recorded operations for a later pass."""
         for place in self.places:
             place.move(self.settled.of(place.rows))
         self.places.clear()
-        self.at.graphs[x.stage, self.number] = self.graph
+        self.at.graphs[stage, self.number] = self.graph
 
-    def resume(self, x: computing.Resume) -> None:
-        self.graph = self.at.graphs.pop((x.stage, self.number))
+    # ------------------------------------------------------------------------------------------------------ backward
 
-    def through_moments(self, x: computing.ThroughMoments) -> None:
-        norm, rows, grad = self.network.norm(x.stage), self.registers[x.x], self.registers[x.gradient]
-        self.registers[x.gradient] = norm.with_gradient_through_statistics(rows, grad, self.chunk.num_own)
+    def resume(self, *, stage: int) -> None:
+        """Take what an earlier pass saved."""
+        self.graph = self.at.graphs.pop((stage, self.number))
 
-    def differentiate(self, x: computing.Differentiate) -> None:
-        self.graph.backward([None if name is None else self.registers[name] for name in x.gradients])
-        self.registers |= zip(x.gives, (entry.gradient() for entry in self.graph.entries.values()), strict=True)
-        self.graph = Graph()
+    def through_moments(self, rows: Tensor, grad: Tensor, *, stage: int) -> tuple[Tensor]:
+        """Add what comes back by way of a normalisation's statistics to the gradient of its input."""
+        return (self.network.norm(stage).with_gradient_through_statistics(rows, grad, self.chunk.num_own),)
 
-    def uncombine(self, x: computing.Uncombine) -> None:
-        """It is linear, so that values do not matter."""
-        grad_DA = self.registers[x.gradient]
-        nothing = self.at.nothing.detach()
-        widths = (grad_DA.shape[1], *x.columns)
-        a, *s = (nothing.expand(len(grad_DA), columns).requires_grad_() for columns in widths)
-        out = self.network.combine(x.layer, a, tuple(s), self._rows, gradients_only=True)
-        wanted = {name: part for name, part in zip(x.gives, (a, *s), strict=True) if name is not None}
-        found = torch.autograd.grad(out, list(wanted.values()), grad_DA, materialize_grads=True)
-        self.registers |= zip(wanted, found, strict=True)
+    def differentiate(self, *gradients: Tensor | None) -> Iterable[Tensor]:
+        """Backpropagate the gradients of what the stage gave, None for what has none; the gradient of everything that
+        was entered, zeros where nothing came back to it."""
+        self.graph.backward(list(gradients))
+        entries, self.graph = self.graph.entries, Graph()
+        return [entry.gradient() for entry in entries]
 
-    def transpose_sum(self, x: computing.TransposeSum) -> None:
-        grad_DA, cache = self.registers[x.gradient], self.device.buffer(x.cache)
-        kernels_for(grad_DA).csc_aggregate_transpose(*self._csc(x), plain_rows(grad_DA), cache)
+    def uncombine(
+        self, grad_DA: Tensor, *, layer: int, s: tuple[int, ...], wanted: tuple[bool, ...]
+    ) -> Iterable[Tensor | None]:
+        """The gradients of the plain aggregate and of s (of so many columns) from that of what ``combine`` gave, None
+        for those that are not wanted. It is linear, so that values do not matter."""
+        nothing, widths = self.at.nothing.detach(), (grad_DA.shape[1], *s)
+        a, *others = (nothing.expand(len(grad_DA), columns).requires_grad_() for columns in widths)
+        out = self.network.combine(layer, a, tuple(others), self._rows, gradients_only=True)
+        inputs = [part for part, is_wanted in zip((a, *others), wanted, strict=True) if is_wanted]
+        found = iter(torch.autograd.grad(out, inputs, grad_DA, materialize_grads=True))
+        return [next(found) if is_wanted else None for is_wanted in wanted]
 
-    def transpose_aggregate(self, x: computing.TransposeAggregate) -> None:
-        grad_DA = self.registers[x.gradient]
+    def transpose_aggregate(self, grad_DA: Tensor, at: Ref, *, layer: int, z: int, s: tuple[int, ...]) -> None:
+        """The same as ``transpose_sum`` for a layer's own linear aggregate; z and s have so many columns."""
         entry, sources = Entry(), len(self.registers["slot_of_source"])
-        z, *s = (
+        rows, *others = (
             new_rows(grad_DA, count, columns, zero=True)
-            for count, columns in ((sources, x.z), *((self.num_dst, columns) for columns in x.s))
+            for count, columns in ((sources, z), *((self.num_dst, columns) for columns in s))
         )
-        a = self.network.aggregate(x.layer, self._block, entry.of(z), tuple(s))
+        a = self.network.aggregate(layer, self._block, entry.of(rows), tuple(others))
         Graph(outs=edges_of([a])).backward([grad_DA])
-        self._add_to_cache(entry.gradient(), x.cache)
+        self.add_to_cache(self.registers["slot_of_source"], entry.gradient(), at)
 
-    def add_to_cache(self, x: computing.AddToCache) -> None:
-        self._add_to_cache(self.registers[x.gradient], x.cache)
-
-    def _add_to_cache(self, grad_SF: Tensor, name: str) -> None:
-        cache = self.device.buffer(name)
-        kernels_for(cache).scatter_add_rows(cache, self.registers["slot_of_source"], plain_rows(grad_SF))
-
-
-WRITES = {"host": Body._to_host, "device": Body._to_device, "chunk": Body._to_chunk}
+    def add_to_cache(self, slots: Tensor, grad_SF: Tensor, at: Ref) -> None:
+        """Add the gradients of the sources' rows, side by side."""
+        cache = self.device.buffer(at.tensor)
+        kernels_for(cache).scatter_add_rows(cache, slots, plain_rows(grad_SF))

@@ -21,11 +21,11 @@ from hongtu.graph.sparse_rows import PARTS
 from hongtu.graph.topology import ChunkTopology
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
-from hongtu.plan.program import computing, moves
+from hongtu.plan.memory.disk import Kept
+from hongtu.plan.program import moves
+from hongtu.plan.program.instruction import Stores as Stored
 from hongtu.plan.program.origins import SlotsOfSources, SparsePart
 from hongtu.plan.program.program import PassProgram
-
-OnHost = moves.Bring | moves.Deliver | computing.Write  # whose operands say where rows are
 
 
 class Partition:
@@ -99,7 +99,7 @@ class Chunk:
         """What is to be brought."""
         name, origin, view = x.name, x.origin, self.p.view
         if origin.of_host:
-            return self.on_host(x)
+            return self.on_host(name, x.kept)
         if isinstance(origin, SlotsOfSources):
             return origin.of(self.i, self.batch)
         if isinstance(origin, SparsePart):
@@ -114,22 +114,25 @@ class Chunk:
     def _structure(self) -> ChunkTopology:
         return self.p.view.chunk(self.number)
 
-    def _in_memory(self, x: OnHost) -> bool:
-        return x.kept is None or x.kept.has(self.i, self.first)
+    def in_memory(self, kept: Kept | None) -> bool:
+        """Whether the chunk's rows of a host tensor are, of which only some may be."""
+        return kept is None or kept.has(self.i, self.first)
 
-    def on_host(self, x: OnHost) -> Tensor:
+    def on_host(self, name: str, kept: Kept | None) -> Tensor:
         """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
-        if self._in_memory(x):
-            return self.host.rows(x.name, self.first, self.end)
-        return self.device.beside(f"disk {x.name}", self.set)[: self.end - self.first]
+        if self.in_memory(kept):
+            return self.host.rows(name, self.first, self.end)
+        return self.device.beside(f"disk {name}", self.set)[: self.end - self.first]
 
-    def stores(self, x: moves.Deliver | computing.Write) -> Stores:
+    def stores(self, stored: Stored, kept: Kept | None) -> Stores:
         """What goes to the disk is stored; it is added up when it is recalled."""
-        return x.stores.of(self.rows) if self._in_memory(x) else True
+        return stored.of(self.rows) if self.in_memory(kept) else True
 
     def bring(self, x: moves.Bring) -> None:
-        if x.origin.in_place and not self._in_memory(x):
-            rows = self.on_host(x).numpy()  # the disk writes to other sets: autograd counts that as a write to all
+        if x.origin.in_place and not self.in_memory(x.kept):
+            rows = self.on_host(
+                x.name, x.kept
+            ).numpy()  # the disk writes to other sets: autograd counts that as a write
             self.registers[x.name] = torch.from_numpy(rows)
         else:
             array, index = partial(self._array, x), self.index if x.origin.of_host else None
@@ -156,5 +159,5 @@ class Chunk:
         return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
 
     def deliver(self, x: moves.Deliver) -> None:
-        rows, stores = self.on_host(x), self.stores(x)
+        rows, stores = self.on_host(x.name, x.kept), self.stores(x.stores, x.kept)
         self.device.deliver(x.name, self.set, self.num_dst, rows, stores=stores, index=self.index)

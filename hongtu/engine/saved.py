@@ -137,11 +137,11 @@ class Graph:
     """What a stage computed from, and where its backward begins.
 
     Attributes:
-        entries: by register, what gradients are wanted of.
+        entries: what gradients are wanted of.
         outs: outputs of the stage, None for those that depend on nothing trained.
     """
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
     outs: list[GradientEdge | None] = field(default_factory=list)
 
     def backward(self, gradients: list[Tensor | None]) -> None:

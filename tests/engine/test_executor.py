@@ -17,7 +17,8 @@ from hongtu.engine.chunk import Chunk
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.plan.program import computing, moves, waiting
+from hongtu.plan.program import moves, waiting
+from hongtu.plan.program.call import Ref
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.search.residents import every_tensor
 from tests import tiny
@@ -242,15 +243,13 @@ def test_rows_that_no_flush_stores_are_added(run):
 def test_a_chunk_adds_to_rows_that_it_has_for_itself(run):
     partition, device = run.executor.partitions[0], run.devices[0]
     chunk = Body(Chunk(partition, run.program.train[0], 0, 1, 1, 0))
-    write = computing.Write(name="x", where="chunk", register="r", stores=Stores(True))
+    stored, added = (Ref(tensor="x", where="chunk", access=Stores(stores)) for stores in (True, False))
     with device.computing("a pass", 1):
-        chunk.registers |= {"r": torch.full((2, 2), 3.0), "q": torch.full((2, 2), 2.0)}
-        chunk.write(write)
-        chunk.write(replace(write, register="q", stores=Stores(False)))
+        chunk.write(torch.full((2, 2), 3.0), at=stored, holds=False, kept=None)
+        chunk.write(torch.full((2, 2), 2.0), at=added, holds=False, kept=None)
     assert partition.pieces["x"][1].tolist() == [[5, 5], [5, 5]]
-    chunk.take(computing.Take(name="x", last=False))
-    assert chunk.registers["x"].tolist() == [[5, 5], [5, 5]] and partition.pieces["x"]
-    chunk.take(computing.Take(name="x", last=True))
+    assert chunk.view(Ref(tensor="x", where="chunk"))[0].tolist() == [[5, 5], [5, 5]] and partition.pieces["x"]
+    chunk.view(Ref(tensor="x", where="chunk"), last=True)
     assert not partition.pieces["x"]
 
 

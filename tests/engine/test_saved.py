@@ -13,12 +13,12 @@ from hongtu.engine.saved import Entry, Graph, Settled, edges_of, move_saved, sav
 
 def test_a_graph_gives_the_gradients_of_what_entered():
     x, w = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [5.0]], requires_grad=True)
-    graph = Graph(entries={"x": Entry()})
-    outs = [graph.entries["x"].of(x) @ w, torch.ones(1), (graph.entries["x"].of(x) ** 2).sum()]
+    graph = Graph(entries=[Entry()])
+    outs = [graph.entries[0].of(x) @ w, torch.ones(1), (graph.entries[0].of(x) ** 2).sum()]
     graph.outs = edges_of(outs)
     assert graph.outs[1] is None
     graph.backward([torch.tensor([[2.0]]), torch.ones(1), None])
-    assert graph.entries["x"].grad.tolist() == [[6, 10]] and w.grad.tolist() == [[2], [4]] and graph.outs == []
+    assert graph.entries[0].grad.tolist() == [[6, 10]] and w.grad.tolist() == [[2], [4]] and graph.outs == []
     graph.backward([])  # nothing is left
 
 

@@ -11,6 +11,7 @@ import pytest
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.program import moves, waiting
+from hongtu.plan.program.call import ARRAYS, Call
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.program.instruction import Stores
@@ -32,6 +33,13 @@ def program_of(shape, strategy, choice=None):
 def line(x):
     """The verb, then operands that are words: names, lists of names, switches that are on."""
     words = [x.verb]
+    if isinstance(x, Call):
+        takes = [name for name in x.takes if name not in ARRAYS] + [x.at] * (x.at is not None)
+        words += [*([] if x.kernel == "write" else x.gives), *["<-", *takes] * bool(takes)]
+        words += ["stores"] * (x.at is not None and isinstance(x.at.access, Stores) and x.at.access.where is True)
+        drops = [name for name in x.drops if name not in ARRAYS]
+        words += [*(k for k, v in x.settings.items() if v is True), *["/", *drops] * bool(drops)]
+        return " ".join(str(word or "-") for word in words)
     for field in fields(x):
         value = getattr(x, field.name)
         if value is True or (isinstance(value, Stores) and value.where is True):
@@ -80,16 +88,13 @@ def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
         bring slot_of_source slots
         bring edge_weight edges
         bring z0 rows
-        compute ids,statistics,indptr,local_source,slot_of_source,edge_weight
-          front a aggregate
-          sum cache weighted a
-          combine z0 a
-          drop z0
-          write a0 host a stores
-          stage a z1
-          drop a
-          write z1 host z1 stores
-          drop z1
+        compute
+          view a <- aggregate[:]
+          sum a <- a cache[slot_of_source]
+          combine a <- a z0 / z0
+          write <- a host a0[chunk] stores
+          stage z1 <- a / a
+          write <- z1 host z1[chunk] stores / z1
         deliver z1 stores
         deliver a0 stores
         """,
@@ -117,18 +122,13 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
         bring grad output rows
         zero gradient_cache load_slots
         zero gradient_cache pull_to
-        compute graph ids,statistics,indptr,local_source,slot_of_source,edge_weight
-          enter a1
-          stage a1 output gradients_only
-          drop a1,output
-          differentiate grad output d a1
-          drop grad output
-          uncombine d a1 d a,d s0
-          drop d a1
-          transpose_sum d a gradient_cache weighted
-          drop d a
-          write grad z1 host d s0
-          drop d s0
+        compute graph
+          enter a1 <- a1
+          stage output <- a1 gradients_only / a1 output
+          differentiate d a1 <- grad output / grad output
+          uncombine d a d s0 <- d a1 / d a1
+          transpose_sum <- d a gradient_cache[slot_of_source] / d a
+          write <- d s0 host grad z1[chunk] / d s0
         push gradient_cache
         deliver grad z1
         flush grad z1 gradient_cache
@@ -181,20 +181,14 @@ def test_an_aggregate_that_is_no_sum_gathers_and_gives_gradients_of_all_it_took(
     check(
         next(x for x in named(program_of(tiny.GAT, PAPER), "backward 0").body if isinstance(x, moves.Compute)).body,
         """
-        gather cache z
-        enter z,z0,s0.1
-        aggregate z0,s0.1 graph z a
-        drop z
-        stage a z0,s0.1 z1,s1.1 gradients_only
-        drop z0,s0.1,a,z1,s1.1
-        differentiate grad z1,grad s1.1 d z,d z0,d s0.1
-        drop grad z1,grad s1.1
-        add_to_cache d z gradient_cache
-        drop d z
-        write grad z0 host d z0
-        drop d z0
-        write grad s0.1 host d s0.1 stores
-        drop d s0.1
+        gather z <- cache[slot_of_source]
+        enter z z0 s0.1 <- z z0 s0.1
+        aggregate a <- z z0 s0.1 graph / z
+        stage z1 s1.1 <- a z0 s0.1 gradients_only / z0 s0.1 a z1 s1.1
+        differentiate d z d z0 d s0.1 <- grad z1 grad s1.1 / grad z1 grad s1.1
+        add_to_cache <- d z gradient_cache[slot_of_source] / d z
+        write <- d z0 host grad z0[chunk] / d z0
+        write <- d s0.1 host grad s0.1[chunk] stores / d s0.1
         """,
     )
 
@@ -219,24 +213,18 @@ def test_what_stays_is_its_own_cache_and_moves_nowhere():
         bring labels rows
         bring loss_bits rows
         zero grad z1 pull_to
-        compute graph ids,statistics,indptr,local_source,slot_of_source,edge_weight,labels,loss_bits
-          own z1 z1 written
-          front a aggregate
-          sum z1 weighted a
-          combine z1 a
-          drop z1
-          enter a
-          stage a output
-          drop a
-          loss output grad output
-          drop output
-          differentiate grad output d a
-          drop grad output
-          uncombine d a d a,d s0
-          transpose_sum d a grad z1 weighted
-          drop d a
-          write grad z1 device d s0
-          drop d s0
+        compute graph
+          view z1 <- z1[chunk]
+          view a <- aggregate[:]
+          sum a <- a z1[slot_of_source]
+          combine a <- a z1 / z1
+          enter a <- a
+          stage output <- a / a
+          loss grad output <- output / output
+          differentiate d a <- grad output / grad output
+          uncombine d a d s0 <- d a
+          transpose_sum <- d a grad z1[slot_of_source] / d a
+          write <- d s0 grad z1[chunk] / d s0
         push grad z1
         """,
     )
@@ -252,13 +240,11 @@ def test_what_is_kept_is_resumed():
         """
         bring ids rows
         bring statistics rows
-        compute graph saves ids,statistics
-          own a0 a0 written
-          copy ids,statistics
-          stage a0 z1
-          drop a0
-          write z1 device z1 stores holds
-          drop z1
+        compute graph saves
+          view a0 <- a0[chunk]
+          copy ids statistics
+          stage z1 <- a0 / a0
+          write <- z1 z1[chunk] stores holds / z1
           save
         """,
     )
@@ -267,11 +253,10 @@ def test_what_is_kept_is_resumed():
         """
         bring ids rows
         bring statistics rows
-        compute graph ids,statistics
-          own grad z1 grad z1 written
+        compute graph
+          view grad z1 <- grad z1[chunk]
           resume
-          differentiate grad z1
-          drop grad z1
+          differentiate <- grad z1 / grad z1
         """,
     )
     last = named(program, "setup 0")
@@ -281,12 +266,10 @@ def test_what_is_kept_is_resumed():
     check(
         aggregate.body,
         """
-        front a aggregate
-        sum cache weighted a
-        combine z0 a
-        drop z0
-        write a0 device a stores
-        drop a
+        view a <- aggregate[:]
+        sum a <- a cache[slot_of_source]
+        combine a <- a z0 / z0
+        write <- a a0[chunk] stores / a
         """,
     )
 
@@ -352,7 +335,7 @@ STAGED = """
     wait compute brought
     zero gradient_cache load_slots
     zero gradient_cache pull_to
-    compute graph ids,indptr,local_source,slot_of_source,edge_weight,sources,edge_id_start
+    compute graph
     meet compute
     push gradient_cache
     meet compute

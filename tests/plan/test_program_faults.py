@@ -12,7 +12,7 @@ from hongtu.hardware import CPU, H200
 from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program import computing, moves, spilling
+from hongtu.plan.program import moves, spilling
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
 from hongtu.plan.program.instruction import Picks, Stores
@@ -84,13 +84,18 @@ def drop_free(p, rng):
 def drop_register(p, rng):
     """A register is not dropped, or dropped where it is still read, or read where it was never made."""
     (compute,) = (x for x in p.body if isinstance(x, moves.Compute)) if p.body else (None,)
-    kinds = (computing.Drop, computing.Own, computing.Stage, computing.Take)
-    found = [k for k, x in enumerate(compute.body) if isinstance(x, kinds)]
+    found = [k for k, x in enumerate(compute.body) if x.drops or x.kernel in ("view", "stage")]
     if found:
         k = int(rng.choice(found))
-        if isinstance(compute.body[k], computing.Stage) and not compute.body[k].gives:
+        x = compute.body[k]
+        if x.drops and rng.random() < 0.7:
+            kept = tuple(name for name in x.drops if name != rng.choice(x.drops))
+            return changed_body(
+                p, lambda body: (*body[:k], replace(x, drops=kept), *body[k + 1 :])
+            ), f"{x.kernel} drops"
+        if x.kernel not in ("view", "stage") or not x.gives:
             return None
-        return changed_body(p, lambda body: without(body, k)), compute.body[k].verb
+        return changed_body(p, lambda body: without(body, k)), x.kernel
 
 
 def inverted(stores):
@@ -116,12 +121,12 @@ def swap_stores(p, rng):
 def swap_stores_inside(p, rng):
     """The same where a chunk's rows are written, to be delivered or to stay."""
     (compute,) = (x for x in p.body if isinstance(x, moves.Compute)) if p.body else (None,)
-    found = [k for k, x in enumerate(compute.body) if isinstance(x, computing.Write)]
+    found = [k for k, x in enumerate(compute.body) if x.kernel == "write"]
     if found:
         k = int(rng.choice(found))
         x = compute.body[k]
-        other = replace(x, stores=inverted(x.stores))
-        return changed_body(p, lambda body: (*body[:k], other, *body[k + 1 :])), f"{x.verb} {x.where}"
+        other = replace(x, at=replace(x.at, access=inverted(x.at.access)))
+        return changed_body(p, lambda body: (*body[:k], other, *body[k + 1 :])), f"{x.kernel} {x.at.where}"
 
 
 def replace_devices(p, old, new):
@@ -219,11 +224,12 @@ def not_copied(p, rng):
 def other_rows(p, rng):
     """A chunk's rows are written as if they were all of its vertices', or only some."""
     (compute,) = (x for x in p.body if isinstance(x, moves.Compute)) if p.body else (None,)
-    found = [k for k, x in enumerate(compute.body) if isinstance(x, computing.Write)]
+    found = [k for k, x in enumerate(compute.body) if x.kernel == "write"]
     if found:
         k = int(rng.choice(found))
-        other = replace(compute.body[k], picked=not compute.body[k].picked)
-        return changed_body(p, lambda body: (*body[:k], other, *body[k + 1 :])), other.where
+        x = compute.body[k]
+        other = replace(x, takes=x.takes[:1] if len(x.takes) > 1 else (*x.takes, "row_in_chunk"))
+        return changed_body(p, lambda body: (*body[:k], other, *body[k + 1 :])), x.at.where
 
 
 KINDS = (

@@ -14,7 +14,8 @@ from hongtu.graph.topology import build_topology
 from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.program import computing, moves
+from hongtu.plan.program import moves
+from hongtu.plan.program.call import Ref, call, with_drops
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
 from hongtu.plan.program.instruction import Contended, Picks, Stores
@@ -54,7 +55,7 @@ def program_of(topology, plan):
         backward = direction == "backward"
         begin, end = ([Picks(devices, mirrors, of) for mirrors in (False, True)] for of in (backward, not backward))
         weight = [moves.Bring(name="edge_weight", origin=OfChunk("edges"))] * (topology.edge_weight is not None)
-        sum_of = {"mean": False, "weighted": topology.edge_weight is not None}
+        matrix = ("indptr", "local_source", "slot_of_source", "edge_weight" if weight else None)
         body = [
             moves.Bring(name="load_slots", origin=Column(begin[0], "slot")),
             moves.Bring(name="load_rows", origin=Column(begin[0], "row")),
@@ -67,11 +68,17 @@ def program_of(topology, plan):
             moves.Bring(name="slot_of_source", origin=SlotsOfSources(devices)),
             *weight,
         ]
-        compute = [computing.New(name="a", columns=2), computing.Sum(cache="cache", **sum_of)]
-        compute += [computing.Write(name=OUTPUT, where="host", register="a", stores=Stores(True)), drop("a")]
+        cache, gradients = (Ref(tensor=n, rows="sources", access=access)
+                            for n, access in (("cache", "read"), ("gradient_cache", Stores(False))))  # fmt: skip
+        out = Ref(tensor=OUTPUT, where="host", access=Stores(True))
+        compute = [
+            call("new", gives="a", columns=2),
+            call("sum", *matrix, "a", gives="a", at=cache, mean=False),
+            call("write", "a", gives="a", at=out, holds=False, kept=None),
+        ]
         sends = [moves.Deliver(name=OUTPUT, stores=Stores(True))]
         if backward:
-            compute += [computing.TransposeSum(gradient="labels", cache="gradient_cache", **sum_of), drop("labels")]
+            compute += [call("transpose_sum", *matrix, "labels", at=gradients, mean=False)]
             body += [
                 moves.Bring(name="push_from", origin=Column(end[1], "slot")),
                 moves.Bring(name="push_to", origin=Column(end[1], "peer_slot")),
@@ -100,14 +107,10 @@ def program_of(topology, plan):
             name=direction, view=topology, schedule=plan.schedule, order=order[::-1] if backward else order, sets=1,
             buffers=buffers, staging=({},) * len(devices),
             before=tuple(moves.Place(name=n, where="host", rows=(count,), shape=(2,), zero=True) for n in made),
-            body=(*body, moves.Compute(body=tuple(compute), graph=False, saves=False), *sends), after=(), frees=(),
+            body=(*body, moves.Compute(body=with_drops(compute), graph=False, saves=False), *sends), after=(), frees=(),
         )  # fmt: skip
 
     return Program(setup=(a_pass("forward"),), train=(a_pass("backward"),), evaluate=())
-
-
-def drop(name):
-    return computing.Drop(names=(name,))
 
 
 def check_products(topology, plan, dense, rng):

@@ -7,13 +7,13 @@ from the disk was put there. What layers compute is not looked at, nor how strea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import deepcopy
 
 import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.program import computing, moves, spilling, waiting
+from hongtu.plan.program import moves, spilling, waiting
+from hongtu.plan.program.call import Call, Ref
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
 from hongtu.plan.program.instruction import Instruction, Stores
@@ -24,10 +24,6 @@ GIVEN = (  # on the host from the start
     FEATURES, "ids", "statistics", "factors", "edge_id_start", "labels", "loss_bits",
 )  # fmt: skip
 TAKEN = (OUTPUT, gradient(FEATURES))  # freed by whoever asked for them
-USES_CACHE = (
-    computing.Gather, computing.Sum, computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache,
-)  # fmt: skip
-ADDS = (computing.TransposeSum, computing.TransposeAggregate, computing.AddToCache)
 
 
 def check_program(program: Program) -> None:
@@ -151,12 +147,13 @@ class _Pass:
             self.step, self.batch = step, batch
             self.registers: set[str] = set()
             self.packed: list[str] = []  # what is in staging memory and was not shipped
-            self.sent: dict[str, computing.Write] = {}  # by tensor on the host, what is to be delivered
+            self.sent: dict[str, Call] = {}  # by tensor on the host, what is to be delivered
             self.chunks = p.busy(batch)
             self.sources: dict[int, np.ndarray] = {}
             for x in (*p.recalls, *p.body):
                 self._try(x, lambda x=x: self._step(x), batch)
-        adds = {x.cache for x in p.every if isinstance(x, ADDS) and x.cache in self.slots.held}
+        caches = (x.at for x in p.every if isinstance(x, Call) and x.at is not None and x.at.rows == "sources")
+        adds = {at.tensor for at in caches if at.access != "read" and at.tensor in self.slots.held}
         self._named(f"{self.at}, at its end", lambda: self.slots.end(adds))
         everything = np.arange(self.memory.num_vertices)
         for x in p.after:
@@ -242,11 +239,12 @@ class _Pass:
         elif isinstance(x, moves.Deliver):
             demand(x.name in self.sent, "nothing was written to be delivered")
             sent, away = self.sent[x.name], memory.disk.on_disk(x.kept)
-            demand(sent.kept is x.kept, f"{x.name} was written to other memory")
+            demand(sent.settings["kept"] is x.kept, f"{x.name} was written to other memory")
             demand(not away or x.name in self.spilled, f"the rows of {x.name} are never spilled")
             for _, chunk in (one for one in self.chunks if one not in away):
                 rows = self._own_rows(chunk)
-                alike = bool(np.all(sent.stores.of(rows) == x.stores.of(rows)))
+                assert sent.at is not None and isinstance(sent.at.access, Stores)
+                alike = bool(np.all(sent.at.access.of(rows) == x.stores.of(rows)))
                 demand(alike, f"{x.name} was written to be stored where it is added, or the other way round")
                 self._write(x.name, "host", chunk, x.stores)
         elif isinstance(x, moves.Ship):
@@ -277,52 +275,41 @@ class _Pass:
         self.registers |= set() if fills else {x.name}
 
     def _compute(self, x: moves.Compute) -> None:
-        at_hand = self.registers | {y.name for y in x.body if isinstance(y, computing.Here)}
-        missing = sorted(set(x.arrays) - at_hand)
-        demand(not missing, f"register {', '.join(missing)} is not there")
         for y in x.body:
-            self._named(y.verb, lambda y=y: self._inside(y))
+            self._named(y.kernel, lambda y=y: self._call(y))
         touched = {name for y in x.body for name in (*y.makes, *y.reads)}
         left = sorted(self.registers & touched)
         demand(not left, f"registers never dropped: {', '.join(left)}")
 
-    def _inside(self, y: Instruction) -> None:
-        memory = self.memory
-        if isinstance(y, computing.Drop):
-            missing = set(y.names) - self.registers
-            demand(not missing, f"there is no register {', '.join(sorted(missing))}")
-            self.registers -= set(y.names)
-            return
-        needs: Iterable[str] = y.reads
-        if isinstance(y, computing.Sum | computing.TransposeSum):
-            needs = (*needs, "indptr", "local_source")
-        missing = set(needs) - self.registers
+    def _call(self, y: Call) -> None:
+        missing = set(y.reads) - self.registers
         demand(not missing, f"register {', '.join(sorted(missing))} is read before it is made")
-        for _, chunk in self.chunks:
-            if isinstance(y, computing.Own) and y.written:
-                memory.read(y.tensor, "device", self._own_rows(chunk))
-            elif isinstance(y, computing.Own):
-                self._write(y.tensor, "device", chunk, Stores(True))
-            elif isinstance(y, computing.Take):
-                memory.read(y.name, "chunk", self._own_rows(chunk))
-            elif isinstance(y, computing.Write):
-                picked = self.p.view.active_rows(chunk) is not None
-                demand(y.picked == picked, f"{y.name} is written to other rows of the chunk than the pass computes")
-                if y.where != "host":
-                    self._write(y.name, y.where, chunk, y.stores)
-        if isinstance(y, computing.Write) and y.where == "host":
-            self.sent[y.name] = y
-        if isinstance(y, computing.Here):
-            self.registers.add(y.name)
-            if y.name == "slot_of_source":
-                self.sources = memory.slots[y.buffer]
-        if isinstance(y, USES_CACHE):
-            demand("slot_of_source" in self.registers, "the slots of sources are not there")
-            for i, chunk in self.chunks:
-                needed = self.p.view.neighbour_set(chunk)
-                self.slots.take(y.cache, i, self.sources[chunk], needed, f"chunk {chunk}")
-                if isinstance(y, ADDS) and (y.cache, "device") in memory.written:
-                    memory.write(y.cache, "device", needed, Stores(False))
-                elif (y.cache, "device") in memory.written:
-                    memory.read(y.cache, "device", needed)
+        if y.at is not None:
+            self._reach(y, y.at)
         self.registers |= set(y.makes)
+        missing = set(y.drops) - self.registers
+        demand(not missing, f"there is no register {', '.join(sorted(missing))}")
+        self.registers -= set(y.drops)
+
+    def _reach(self, y: Call, at: Ref) -> None:
+        """What a kernel does to rows that are in no register."""
+        memory = self.memory
+        if y.kernel == "write":
+            picks = self.p.view.active is not None
+            demand(("row_in_chunk" in y.takes) == picks, f"{at.tensor} is written to other rows than the pass computes")
+        if at.rows == "part" and y.gives == ("slot_of_source",):
+            self.sources = memory.slots[at.tensor]
+        elif at.rows == "destinations" and at.where == "host":
+            self.sent[at.tensor] = y
+        elif at.rows in ("destinations", "sources"):
+            for i, chunk in self.chunks:
+                rows = self._own_rows(chunk)
+                if at.rows == "sources":
+                    rows = self.p.view.neighbour_set(chunk)
+                    self.slots.take(at.tensor, i, self.sources[chunk], rows, f"chunk {chunk}")
+                    if (at.tensor, at.where) not in memory.written:
+                        continue
+                if isinstance(at.access, Stores):
+                    memory.write(at.tensor, at.where, rows, Stores(at.access.of(rows)))
+                else:
+                    memory.read(at.tensor, at.where, rows)

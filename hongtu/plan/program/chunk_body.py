@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Literal
 
+from hongtu.graph.sparse_rows import PARTS
 from hongtu.plan.memory.buffers import aggregates_in_place
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.plan.program import computing
-from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.call import Call, Ref, call, with_drops
+from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.operands import STAYS, gradient_cache, stores, value_cache, where
 
+OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows
 
-def chunk_body(plan: PlannedMemory, p: Pass) -> tuple[Instruction, ...]:
-    """The instructions of ``Compute``, with registers dropped where nobody needs them any more."""
+
+def chunk_body(plan: PlannedMemory, p: Pass) -> tuple[Call, ...]:
+    """The kernels of ``Compute``; registers are dropped where nobody needs them any more."""
     body = _Body(plan, p)
-    return tuple(_with_drops([*body.opening(), *(body.forward() if p.direction == "forward" else body.backward())]))
-
-
-def chunk_arrays(plan: PlannedMemory, p: Pass) -> tuple[str, ...]:
-    """The registers beside vertex rows that a body finds, or takes from what stays."""
-    needs, pruned = plan.needs(p), plan.view(p).active is not None
-    names = [*needs.structure, *["row_in_chunk"] * pruned, *["active"] * (needs.identity and pruned)]
-    return (*names, *["labels", "loss_bits"] * needs.labels)
+    return with_drops((*body.opening(), *(body.forward() if p.direction == "forward" else body.backward())))
 
 
 class _Body:
@@ -31,53 +28,61 @@ class _Body:
         self.shape = None if p.layer is None else plan.shape.layers[p.layer]
         self.wanted = plan.passes.wanted
         self.gives = () if p.stage is None else plan.passes.returned[p.stage]
+        self.structure = tuple(plan.needs(p).structure)
+        self.of_rows = tuple(name for name in self.structure if name in OF_ROWS)
+        self.pruned = plan.view(p).active is not None
+        self.picks = ("row_in_chunk",) * self.pruned
 
-    def opening(self) -> Iterator[Instruction]:
+    def opening(self) -> Iterator[Call]:
         """Registers of what is on the device."""
-        plan, p = self.plan, self.p
-        needs, pruned = plan.needs(p), plan.view(p).active is not None
+        plan, p, pruned = self.plan, self.p, self.pruned
+        needs = plan.needs(p)
         brought = [name for name in (*p.inputs, *p.gradients) if where(plan, name) == "host"]
         if plan.structure_stays(p):
             devices = range(plan.topology.partitions)
             for name, array in needs.structure.items():
                 start = tuple(plan.structure_spans[i][array.over] for i in devices)
-                yield computing.Here(name=name, buffer=STAYS.format(plan.structure_name(p, name)), start=start)
+                there = Ref(tensor=STAYS.format(plan.structure_name(p, name)), rows="part")
+                yield call("view", gives=name, at=there, start=start)
         else:
-            brought += needs.structure
+            brought += self.structure
         brought += ["active"] * (needs.identity and pruned) + ["labels", "loss_bits"] * needs.labels
         if FEATURES in p.inputs and plan.shape.sparse_input is not None:
-            yield computing.Dense(name=FEATURES)
+            yield call("dense", *(f"{FEATURES} {part}" for part in PARTS), gives=FEATURES, buffer=FEATURES)
         for name in (*p.inputs, *p.gradients):
             if where(plan, name) == "device":
-                yield computing.Own(name=name, tensor=name)
+                yield call("view", gives=name, at=Ref(tensor=name))
                 if pruned:
-                    yield computing.Pick(name=name)
+                    yield call("pick", name, "row_in_chunk", gives=name, buffer=name)
                     brought.append(name)
             elif where(plan, name) == "chunk":
-                yield computing.Take(name=name, last=name in p.frees)
-        if p.saves and p.direction == "forward":
-            yield computing.Copy(names=tuple(brought))
+                yield call("view", gives=name, at=Ref(tensor=name, where="chunk"), last=name in p.frees)
+        if p.saves and p.direction == "forward":  # staging is filled again
+            yield call("copy", *brought, gives=tuple(brought))
 
-    def forward(self) -> Iterator[Instruction]:
+    def forward(self) -> Iterator[Call]:
         p = self.p
         yield from self._values(graph=p.saves)
         if p.moments is not None:
-            yield computing.GatherMoments(name=p.moments)
+            yield call("gather_moments", p.moments)
         if p.loss:
-            yield computing.Loss(output=OUTPUT, gradient=gradient(OUTPUT))
+            yield self._loss()
         for name in p.outputs:
             yield self._write(name, name, holds=name in p.holds)
         if p.saves:
-            yield computing.Save(stage=self._stage)
+            yield call("save", stage=self._stage)
 
-    def backward(self) -> Iterator[Instruction]:
+    def _loss(self) -> Call:
+        return call("loss", OUTPUT, "labels", "loss_bits", gives=gradient(OUTPUT))
+
+    def backward(self) -> Iterator[Call]:
         p, shape = self.p, self.shape
         if p.saves:
-            yield computing.Resume(stage=self._stage)
+            yield call("resume", stage=self._stage)
         else:
             yield from self._values(graph=True)
         if p.loss:
-            yield computing.Loss(output=OUTPUT, gradient=gradient(OUTPUT))
+            yield self._loss()
             incoming: tuple[str | None, ...] = (gradient(OUTPUT),)
         else:
             names = (gradient(name) for name in self.gives)
@@ -85,9 +90,9 @@ class _Body:
         if p.moments is not None and p.stage is not None:
             through = incoming[0]
             assert through is not None
-            yield computing.ThroughMoments(stage=p.stage, x=p.moments, gradient=through)
+            yield call("through_moments", p.moments, through, gives=through, stage=p.stage)
         entered = self._entered()
-        yield computing.Differentiate(gradients=incoming, gives=tuple(f"d {name}" for name in entered))
+        yield call("differentiate", *incoming, gives=tuple(f"d {name}" for name in entered))
         base = f"d {self._base}" if self._base in entered else None
         parts: list[str | None] = []
         if shape is None or shape.norm:
@@ -96,97 +101,113 @@ class _Body:
             parts = [f"d {name}" if name in entered else None for name in self._s]
             direct_of_s = p.direct[: len(p.direct) - len(p.values)]
             if base is not None and shape.combined and (p.flush is not None or any(direct_of_s)):
-                columns = tuple(shape.z if columns is None else columns for columns in shape.s)
                 parts = [None if name is None else f"d s{k}" for k, name in enumerate(direct_of_s)]
-                yield computing.Uncombine(layer=self._layer, gradient=base, columns=columns, gives=("d a", *parts))
+                gives = ("d a", *parts)
+                yield call(
+                    "uncombine", base, gives=gives, arrays=self.of_rows, layer=self._layer, s=self._columns,
+                    wanted=tuple(name is not None for name in gives),
+                )  # fmt: skip
                 base = "d a"
             if p.flush is not None and base is not None:
                 yield self._transposed(base)
         else:
             parts = [f"d {name}" if name in entered else None for name in p.s]
             if p.flush is not None and base is not None:
-                yield computing.AddToCache(gradient=base, cache=gradient_cache(self.plan, p))
+                yield call("add_to_cache", "slot_of_source", base, at=self._cache(Stores(False)))
         parts += [None] * (len(p.direct) - len(p.values) - len(parts))
         parts += [f"d {name}" if name in entered else None for name in p.values]
         for target in dict.fromkeys(name for name in p.direct if name is not None):
             found = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
             yield from self._write_sum(target, tuple(dict.fromkeys(found)))
 
-    def _values(self, *, graph: bool) -> Iterator[Instruction]:
+    def _values(self, *, graph: bool) -> Iterator[Call]:
         """The aggregate, or what is read in its place, and the stage behind it."""
         p, shape = self.p, self.shape
         if shape is not None and not shape.linear:
-            yield computing.Gather(cache=value_cache(self.plan, p))
+            yield call("gather", "slot_of_source", gives="z", at=self._cache("read"))
         elif p.source is None and shape is not None:
             yield from self._linear_aggregate()
-        if graph and self._entered():
-            yield computing.Enter(names=self._entered())
+        if graph and (entered := self._entered()):
+            yield call("enter", *entered, gives=entered)
         if shape is not None and not shape.linear:
-            yield computing.Aggregate(layer=self._layer, s=p.s, graph=True)
+            yield self._aggregate(graph=True)
         if p.stage is not None:
-            yield computing.Stage(
-                stage=p.stage,
-                base="a" if shape is not None and not shape.linear else self._base,
-                s=self._s,
-                values=p.values,
-                gives=self.gives,
-                keeps_input=shape is None and self.plan.shape.layers[0].z_is_input,
+            base = "a" if shape is not None and not shape.linear else self._base
+            yield call(
+                "stage", base, *self._s, *p.values, gives=self.gives, arrays=self.of_rows,
+                stage=p.stage, s=len(self._s), keeps_input=shape is None and self.plan.shape.layers[0].z_is_input,
                 gradients_only=p.direction != "forward" and not p.saves and not p.loss and p.moments is None,
-            )
+            )  # fmt: skip
 
-    def _linear_aggregate(self) -> Iterator[Instruction]:
+    def _aggregate(self, *, graph: bool) -> Call:
+        arrays = (*self.structure, *("active",) * (self.plan.needs(self.p).identity and self.pruned))
+        return call("aggregate", "z", *self.p.s, gives="a", arrays=arrays, layer=self._layer, graph=graph)
+
+    def _cache(self, access: Literal["read"] | Stores) -> Ref:
+        """The slots of the chunk's sources."""
+        cache = (value_cache if access == "read" else gradient_cache)(self.plan, self.p)
+        return Ref(tensor=cache, rows="sources", access=access)
+
+    def _linear_aggregate(self) -> Iterator[Call]:
         """Without gradients."""
-        plan, p, shape, cache = self.plan, self.p, self.shape, value_cache(self.plan, self.p)
+        plan, p, shape = self.plan, self.p, self.shape
         assert shape is not None
         in_place = shape.reduce is not None and aggregates_in_place(p, plan.shape, plan.view(p), plan.resident)
         if shape.reduce is None:
-            yield computing.Gather(cache=cache)
-            yield computing.Aggregate(layer=self._layer, s=p.s, graph=False)
+            yield call("gather", "slot_of_source", gives="z", at=self._cache("read"))
+            yield self._aggregate(graph=False)
         else:
             if p.checkpoint is not None and in_place:
-                yield computing.Own(name="a", tensor=p.checkpoint, written=False)
+                yield call("view", gives="a", at=Ref(tensor=p.checkpoint, access=Stores(True)))
             elif p.saves:
-                yield computing.New(name="a", columns=plan.passes.width[f"a{self._layer}"])
+                yield call("new", gives="a", columns=plan.passes.width[f"a{self._layer}"])
             else:
-                yield computing.Front(name="a", buffer="aggregate")
-            yield computing.Sum(cache=cache, mean=shape.reduce == "mean", weighted=self._weighted)
+                yield call("view", gives="a", at=Ref(tensor="aggregate", rows="front", access=None))
+            yield call("sum", *self._matrix, "a", gives="a", at=self._cache("read"), mean=shape.reduce == "mean")
         if shape.combined:
-            yield computing.Combine(layer=self._layer, s=p.s)
+            yield call("combine", "a", *p.s, gives="a", arrays=self.of_rows, layer=self._layer)
         if p.checkpoint is not None and not in_place:
             yield self._write(p.checkpoint, "a")
 
-    def _transposed(self, base: str) -> Instruction:
-        shape, cache = self.shape, gradient_cache(self.plan, self.p)
+    def _transposed(self, base: str) -> Call:
+        shape, cache = self.shape, self._cache(Stores(False))
         assert shape is not None
         if shape.reduce is not None:
-            return computing.TransposeSum(
-                gradient=base, cache=cache, mean=shape.reduce == "mean", weighted=self._weighted
-            )
-        columns = tuple(shape.z if columns is None else columns for columns in shape.s)
-        return computing.TransposeAggregate(layer=self._layer, gradient=base, cache=cache, z=shape.z, s=columns)
+            return call("transpose_sum", *self._matrix, base, at=cache, mean=shape.reduce == "mean")
+        arrays = self._aggregate(graph=False).arrays
+        return call("transpose_aggregate", base, at=cache, arrays=arrays, layer=self._layer, z=shape.z, s=self._columns)
 
-    def _write_sum(self, name: str, parts: tuple[str, ...]) -> Iterator[Instruction]:
+    def _write_sum(self, name: str, parts: tuple[str, ...]) -> Iterator[Call]:
         """Of registers; zeros without any."""
         if len(parts) == 1:
             yield self._write(name, parts[0])
             return
         if parts:
-            yield computing.Add(name=name, parts=parts)
+            yield call("add", *parts, gives=name)
         else:
-            yield computing.New(name=name, columns=self.plan.passes.width[name], zero=True)
+            yield call("new", gives=name, columns=self.plan.passes.width[name], zero=True)
         yield self._write(name, name)
 
-    def _write(self, name: str, register: str, *, holds: bool = False) -> Instruction:
-        plan, p, pruned = self.plan, self.p, self.plan.view(self.p).active is not None
-        return computing.Write(
-            name=name, where=where(plan, name), register=register, stores=stores(plan, p, name), holds=holds,
-            picked=pruned, kept=plan.kept.get(name),
-        )  # fmt: skip
+    def _write(self, name: str, register: str, *, holds: bool = False) -> Call:
+        """A register to the destinations' rows of a vertex tensor; where they lie then is what the register has, and,
+        if it ``holds`` that, what is saved of it."""
+        plan, there = self.plan, Ref(tensor=name, where=where(self.plan, name), access=stores(self.plan, self.p, name))
+        kept = plan.kept.get(name)
+        return call("write", register, *self.picks, gives=register, at=there, holds=holds, kept=kept)
 
     @property
-    def _weighted(self) -> bool:
+    def _matrix(self) -> tuple[str | None, ...]:
+        """The chunk's in-edges."""
         assert self.shape is not None
-        return self.shape.weighted and self.plan.view(self.p).edge_weight is not None
+        weighted = self.shape.weighted and self.plan.view(self.p).edge_weight is not None
+        return "indptr", "local_source", "slot_of_source", "edge_weight" if weighted else None
+
+    @property
+    def _columns(self) -> tuple[int, ...]:
+        """Of every element of s."""
+        assert self.shape is not None
+        z = self.shape.z
+        return tuple(z if columns is None else columns for columns in self.shape.s)
 
     @property
     def _layer(self) -> int:
@@ -223,16 +244,3 @@ class _Body:
         base = z in wanted or (shape.linear and shape.combined and not wanted.isdisjoint(s))
         names = (self._base,) * base + tuple(name for name in (*self._s, *p.values) if name in wanted)
         return tuple(dict.fromkeys(names))
-
-
-def _with_drops(body: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Every register is dropped behind the last instruction that reads it, or behind the one that makes it."""
-    body = list(body)
-    last: dict[str, int] = {}
-    for k, instruction in enumerate(body):
-        last |= dict.fromkeys((*instruction.makes, *instruction.reads), k)
-    for k, instruction in enumerate(body):
-        yield instruction
-        names = tuple(name for name, end in last.items() if end == k)
-        if names:
-            yield computing.Drop(names=names)

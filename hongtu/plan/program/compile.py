@@ -15,7 +15,7 @@ from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves, spilling, waiting
-from hongtu.plan.program.chunk_body import chunk_arrays, chunk_body
+from hongtu.plan.program.chunk_body import chunk_body
 from hongtu.plan.program.instruction import Contended, Given, Instruction
 from hongtu.plan.program.operands import (
     STAYS,
@@ -207,8 +207,7 @@ def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, reca
     saves = p.saves and p.direction == "forward"
     if spills and not recalls and not staged:
         yield waiting.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
-    graph, arrays = p.saves or p.direction != "forward", chunk_arrays(plan, p)
-    yield moves.Compute(body=chunk_body(plan, p), graph=graph, saves=saves, arrays=arrays)
+    yield moves.Compute(body=chunk_body(plan, p), graph=p.saves or p.direction != "forward", saves=saves)
     if p.flush is not None and picks.shares:
         if staged:
             yield waiting.Meet(stream="compute", why="push: the owner has computed")

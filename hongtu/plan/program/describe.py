@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from hongtu.plan.memory.disk import Kept
-from hongtu.plan.program import computing, moves, spilling
+from hongtu.plan.program import moves, spilling
+from hongtu.plan.program.call import ARRAYS, Call
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.origins import Column, OfChunk, Origin
 from hongtu.plan.program.predict import placed_row
@@ -59,6 +60,8 @@ class Described:
         nbytes = sum(rows) * self._row_bytes(name) if name else None
         if isinstance(x, moves.Place):
             nbytes = sum(rows) * placed_row(x, self._itemsize)
+        if isinstance(x, Call):
+            return Line(_call(x), rows, note=self._settings(x))
         unit = "destinations" if isinstance(x, moves.Compute) else getattr(getattr(x, "origin", None), "unit", "rows")
         return Line(x.words.format_map(_Operands(x)), rows, unit, nbytes, self._note(x))
 
@@ -82,8 +85,8 @@ class Described:
                 return self._lengths(OfChunk("destinations")), x.name
             case moves.Compute():
                 return self._lengths(OfChunk("destinations")), ""
-            case computing.Gather() | computing.AddToCache():
-                return self._lengths(OfChunk("sources")), ""
+            case Call(at=at) if at is not None and at.rows in ("destinations", "sources"):
+                return self._lengths(OfChunk("sources" if at.rows == "sources" else "destinations")), ""
             case spilling.RecallPicks() | spilling.SpillPicks():
                 return tuple(int(buckets.count[self._batch].sum()) for buckets in x.region.buckets), ""
             case spilling.Recall() | spilling.RecallGiven() | spilling.Spill():
@@ -125,24 +128,20 @@ class Described:
                 assert batch is not None
                 flags = (np.broadcast_to(x.stores[i].of(x.picks.of(i, batch)), rows[i]) for i in self._devices)
                 return _mixed(flags)
-            case computing.Write():
-                how = "" if x.where == "host" else self._stores(x.stores)
-                return f"{how}{'; what is saved lies there' if x.holds else ''}"
             case spilling.Recall() | spilling.RecallGiven() | spilling.Spill():
                 return "; ".join(filter(None, ("" if getattr(x, "straight", True) else "added up", _but(x.kept))))
             case spilling.RecallPicks() | spilling.SpillPicks():
                 return _but(x.kept)
-            case computing.Enter():
-                return "gradients will be wanted"
-            case computing.Own(written=False):
-                return "not yet written"
-            case computing.New(zero=True):
-                return "zeros"
-            case computing.Take(last=True):
-                return "for the last time"
-            case computing.Stage():
-                return "gradients only" if x.gradients_only else "as they are" if x.keeps_input else ""
         return getattr(x, "why", "")
+
+    def _settings(self, x: Call) -> str:
+        """Of a kernel, its other arguments, and whether it stores or adds."""
+        plain = {k: v for k, v in x.settings.items() if not isinstance(v, Kept | tuple) and v is not False}
+        said = [k if v is True else f"{k} {v}" for k, v in plain.items() if v is not None]
+        if x.at is not None and x.at.where != "host" and isinstance(x.at.access, Stores):
+            said.insert(0, self._stores(x.at.access))
+        drops = ", ".join(name for name in x.drops if name not in ARRAYS)
+        return "; ".join(filter(None, (", ".join(said), f"drops {drops}" if drops else "")))
 
     def _stores(self, stores: Stores) -> str:
         if isinstance(stores.where, bool):
@@ -161,8 +160,6 @@ class _Operands(dict[str, str]):
         match name:
             case "origin":
                 return value.words.format(name=x.name)
-            case "gradients":
-                return _listed("none" if each is None else each for each in value)
             case "rows_of_ranks" if x.link == "fetch":
                 return f"host {x.tensor}[halo] = of the ranks that own them"
             case "rows_of_ranks":
@@ -171,21 +168,21 @@ class _Operands(dict[str, str]):
                 return f" of {prod(x.shape)}" if x.shape else ""
             case "recorded":
                 return ", operations kept for a later pass" if x.saves else ", with gradients" if x.graph else ""
-            case "how":
-                return "mean" if x.mean else "sum"
-            case "weights":
-                return " * edge_weight" if x.weighted else ""
-            case "terms":
-                return " + ".join(x.parts)
-            case "there":
-                where = {"host": "{}, to be delivered", "device": "device {}[chunk]", "chunk": "chunk's {}"}
-                return where[x.where].format(x.name)
             case "passes":
                 return _count(x.given if isinstance(x, spilling.Recall) else x.takers, "pass", "passes")
             case "to_be_read":
                 takers = f", for {_count(x.takers, 'pass', 'passes')} to load" if x.takers else ""
                 return f"{'' if x.own is None else ', to be read'}{takers}"
         return _listed(each for each in value if each is not None) if isinstance(value, tuple) else value
+
+
+def _call(x: Call) -> str:
+    """What a kernel reads and writes."""
+    at, takes = x.at, x.arguments
+    if at is not None and isinstance(at.access, Stores):
+        return f"{at} <- {', '.join(takes)}" if takes else f"{_listed(x.makes)} = {at}"
+    read = _listed([*takes, *([] if at is None else [str(at)])])
+    return f"{', '.join(x.makes)} = {read}" if x.makes else read
 
 
 def _count(found: Sequence[object], one: str, more: str) -> str:

@@ -35,32 +35,15 @@ class Instruction:
         verb: what it is called in listings and by whoever runs it: "begin_moments" of BeginMoments.
         on: the stream that does it, in the body of a pass.
         words: what it does, for listings, with its operands' names in braces.
-        READS, MAKES: the fields that name registers which it needs, or gives a tensor.
     """
 
     verb: ClassVar[str]
     on: ClassVar[str] = ""
     words: ClassVar[str]
-    READS: ClassVar[tuple[str, ...]] = ()
-    MAKES: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls.verb = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The registers that it needs."""
-        return self._registers(self.READS)
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        """The registers that it gives a tensor."""
-        return self._registers(self.MAKES)
-
-    def _registers(self, operands: tuple[str, ...]) -> tuple[str, ...]:
-        values = [getattr(self, operand) for operand in operands]
-        names = [name for value in values for name in (value if isinstance(value, tuple) else (value,))]
-        return tuple(name for name in names if name is not None)
+        if "verb" not in vars(cls):
+            cls.verb = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import numpy as np
 
 from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
+from hongtu.plan.program.call import Call
 from hongtu.plan.program.instruction import Contended, Instruction, Picks, Stores, Where, kind
 from hongtu.plan.program.origins import Origin
 
@@ -227,15 +228,13 @@ class Compute(Instruction):
 
     Attributes:
         graph: operations are recorded for backward; ``saves``: and what they save stays until another pass.
-        arrays: registers of structure, labels and the like, which the body reads without naming them.
     """
 
     on = "compute"
     words = "on every chunk{recorded}"
-    body: tuple[Instruction, ...]
+    body: tuple[Call, ...]
     graph: bool
     saves: bool
-    arrays: tuple[str, ...] = ()
 
 
 @kind
