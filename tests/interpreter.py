@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program.origins import Column, HostRows, SlotsOfSources
+from hongtu.plan.program.on_disk import Bucket, Summed
+from hongtu.plan.program.rows import FRONT, PartOfChunk, Picked, SlotsOfSources, SparsePart
 
 
 def undefined(shape, dtype=FLOAT):
@@ -65,11 +66,7 @@ class Interpreter:
             if x.verb == "cross":
                 yield x
             else:
-                getattr(self, x.verb, self.on_chunks)(x)
-
-    def on_chunks(self, x):
-        for chunk in self.chunks:
-            getattr(chunk, x.verb)(x)
+                getattr(self, x.verb)(x)
 
     def memory(self, i, name):
         """A tensor that stays, or a buffer that a pass has once."""
@@ -98,54 +95,70 @@ class Interpreter:
         for memory in {"host": [self.host], "device": self.placed, "chunk": self.pieces}[x.where]:
             memory.pop(x.name, None) if x.where == "chunk" else memory.pop(x.name)
 
-    def bring(self, x):
-        if isinstance(x.origin, Column):
-            self.brought[x.name] = [self.stage(i, x.name, x.origin.of(i, self.batch)) for i in range(len(self.placed))]
+    def topology(self, x):
+        if isinstance(x.src.rows, Picked):
+            self.brought[x.dst.tensor] = [
+                self.stage(i, x.dst.tensor, x.src.rows.of(i, self.batch)) for i in range(len(self.placed))
+            ]
         else:
-            self.on_chunks(x)
+            for chunk in self.chunks:
+                chunk.bring(x)
+
+    read = topology
 
     def count(self, x, rows):
         self.moved[x.verb] += len(rows)
 
+    def at(self, ref):
+        """Where rows are, as it was brought to every device."""
+        return self.brought[ref.rows.at]
+
     def load(self, x):
-        for i, (rows, slots) in enumerate(zip(self.brought["load_rows"], self.brought["load_slots"], strict=True)):
-            host = self.host if x.column == "row" else self.buckets[i]
-            self.memory(i, x.cache)[slots] = host[x.tensor][rows]
+        for i, (rows, slots) in enumerate(zip(self.at(x.src), self.at(x.dst), strict=True)):
+            host = self.host if x.src.rows.column == "row" else self.buckets[i]
+            self.memory(i, x.dst.tensor)[slots] = host[x.src.tensor][rows]
             self.count(x, rows)
 
     def pull(self, x):
-        for i, (source, target) in enumerate(zip(self.brought["pull_from"], self.brought["pull_to"], strict=True)):
-            for k, peer in enumerate(x.picks.column("peer", i, self.batch)):
-                self.memory(i, x.cache)[target[k]] = self.memory(peer, x.cache)[source[k]]
+        for i, (source, target) in enumerate(zip(self.at(x.src), self.at(x.dst), strict=True)):
+            for k, peer in enumerate(x.src.rows.picks.column("peer", i, self.batch)):
+                self.memory(i, x.dst.tensor)[target[k]] = self.memory(peer, x.src.tensor)[source[k]]
             self.count(x, source)
 
-    def zero(self, x):
-        for i, slots in enumerate(self.brought[x.slots]):
-            self.memory(i, x.cache)[slots] = 0
+    def zero_rows(self, x):
+        for i, slots in enumerate(self.at(x.at)):
+            self.memory(i, x.at.tensor)[slots] = 0
 
     def push(self, x):
-        writers = Counter()
-        for i, (source, target) in enumerate(zip(self.brought["push_from"], self.brought["push_to"], strict=True)):
-            for k, peer in enumerate(x.picks.column("peer", i, self.batch)):
-                self.memory(peer, x.cache)[target[k]] += self.memory(i, x.cache)[source[k]]
+        writers, cache = Counter(), x.dst.tensor
+        for i, (source, target) in enumerate(zip(self.at(x.src), self.at(x.dst), strict=True)):
+            for k, peer in enumerate(x.dst.rows.picks.column("peer", i, self.batch)):
+                self.memory(peer, cache)[target[k]] += self.memory(i, cache)[source[k]]
                 writers[peer, target[k]] += 1
-            self.memory(i, x.cache)[source] = np.nan
+            self.memory(i, cache)[source] = np.nan
             self.count(x, source)
         several = {(self.batch, peer) for (peer, _), count in writers.items() if count > 1}
         assert several == {(batch, peer) for batch, peer in x.contended.pairs if batch == self.batch}, "adds that race"
 
     def flush(self, x):
-        for i, slots in enumerate(self.brought["flush_slots"]):
-            pick, rows = x.picks.of(i, self.batch), x.picks.column(x.column, i, self.batch)
-            values, stores = self.memory(i, x.cache)[slots], np.broadcast_to(x.stores[i].of(pick), len(rows))
-            if x.column == "place":
-                self.buckets[i][x.tensor] = undefined((len(rows), values.shape[1]))
-                put(self.buckets[i][x.tensor], rows, values, True)
-                rows = x.picks.column("row", i, self.batch)
-            here = np.flatnonzero(rows < x.to_bucket.end[i]) if x.column == "place" else np.arange(len(rows))
-            put(self.host.get(x.tensor), rows[here], values[here], stores[here])
-            self.memory(i, x.cache)[slots] = np.nan
+        name, picks, bucket = x.dst.tensor, x.dst.rows.picks, x.dst.rows.column == "place"
+        for i, slots in enumerate(self.at(x.src)):
+            pick, rows = picks.of(i, self.batch), x.dst.rows.of(i, self.batch)
+            values, stores = self.memory(i, x.src.tensor)[slots], np.broadcast_to(x.dst.access[i].of(pick), len(rows))
+            if bucket:
+                self.buckets[i][name] = undefined((len(rows), values.shape[1]))
+                put(self.buckets[i][name], rows, values, True)
+                rows = picks.column("row", i, self.batch)
+            here = np.flatnonzero(rows < x.dst.kept.end[i]) if bucket else np.arange(len(rows))
+            put(self.host.get(name), rows[here], values[here], stores[here])
+            self.memory(i, x.src.tensor)[slots] = np.nan
             self.count(x, rows)
+
+    def write(self, x):
+        for chunk in self.chunks:
+            chunk.deliver(x.dst)
+
+    # the disk
 
     def spilled(self, begin, rows):
         """Rows go to the disk, from a byte on."""
@@ -157,23 +170,34 @@ class Interpreter:
         self.moved["recalled"] += count * columns
         return np.array([self.disk[begin + k * columns * 8] for k in range(count)]).reshape(count, columns)
 
-    def recall_picks(self, x):
-        for i, (buckets, begin) in enumerate(zip(x.region.buckets, x.region.begin, strict=True)):
+    def recall(self, x):
+        if not isinstance(x.src.rows, Bucket):
+            for chunk in self.chunks:
+                chunk.recall(x.src)
+            return
+        name, region, picks = x.src.tensor, x.src.rows.region, x.src.rows.picks
+        for i, (buckets, begin) in enumerate(zip(region.buckets, region.begin, strict=True)):
             columns = self.buffers[i]["cache"].shape[-1]
             first, count = buckets.begin[self.batch].min(), buckets.count[self.batch].sum()
-            rows = np.sort(x.picks.column("row", i, self.batch))
-            here = rows[rows < x.kept.end[i]]
-            kept = self.host[x.tensor][here] if len(here) else np.zeros((0, columns))
-            self.buckets[i][x.tensor] = np.concatenate(
-                [kept, self.recalled(begin + first * columns * 8, count, columns)]
-            )
+            rows = np.sort(picks.column("row", i, self.batch))
+            here = rows[rows < x.src.kept.end[i]]
+            kept = self.host[name][here] if len(here) else np.zeros((0, columns))
+            self.buckets[i][name] = np.concatenate([kept, self.recalled(begin + first * columns * 8, count, columns)])
 
-    def spill_picks(self, x):
-        for i, (buckets, begin) in enumerate(zip(x.region.buckets, x.region.begin, strict=True)):
-            rows, at = self.buckets[i][x.tensor], int((x.picks.column("row", i, self.batch) < x.kept.end[i]).sum())
+    def spill(self, x):
+        if not isinstance(x.dst.rows, Bucket):
+            for chunk in self.chunks:
+                chunk.spill(x.dst)
+            return
+        region, picks = x.dst.rows.region, x.dst.rows.picks
+        for i, (buckets, begin) in enumerate(zip(region.buckets, region.begin, strict=True)):
+            rows = self.buckets[i][x.dst.tensor]
+            at = int((picks.column("row", i, self.batch) < x.dst.kept.end[i]).sum())
             for first, count in zip(buckets.begin[self.batch], buckets.count[self.batch], strict=True):
                 self.spilled(begin + first * rows.shape[1] * 8, rows[at : at + count])
                 at += count
+
+    # the ranks
 
     def post(self, x):
         """Rows that are as they stay are copied: whatever becomes of them later does not arrive."""
@@ -225,40 +249,40 @@ class Chunk:
     """A chunk's registers, ``registers``, and what runs on them."""
 
     def __init__(self, at, i, number):
-        self.at, self.i, self.number, self.view, self.registers = at, i, number, at.p.view, {}
-        self.chunk = self.view.chunk(number)
-        self.first, self.end = self.view.chunk_start[number : number + 2]
+        self.at, self.i, self.number, self.topology, self.registers = at, i, number, at.p.view, {}
+        self.chunk = self.topology.chunk(number)
+        self.first, self.end = self.topology.chunk_start[number : number + 2]
         self.rows = np.arange(self.first, self.end) if self.chunk.active is None else self.chunk.active
-        self.index, self.own_rows = self.rows - self.first, self.rows - self.view.partition_start[i]
+        self.index, self.own_rows = self.rows - self.first, self.rows - self.topology.partition_start[i]
         self.leaves, self.outs, self.sent = [], [], {}
         self.all_rows = {}  # of the chunk, on their way between the host and the disk
 
     # what comes, what goes
 
-    def array(self, x):
-        if isinstance(x.origin, HostRows):
-            return self.at.host[x.name][self.rows] if self.kept(x.kept) else self.all_rows[x.name][self.index]
-        if isinstance(x.origin, SlotsOfSources):
-            return x.origin.of(self.i, self.at.batch)
-        return self.index if x.name == "row_in_chunk" else getattr(self.chunk, x.name)
+    def array(self, src):
+        if isinstance(src.rows, SlotsOfSources):
+            return src.rows.of(self.i, self.at.batch)
+        if src.where == "host" and not isinstance(src.rows, SparsePart):
+            return self.at.host[src.tensor][self.rows] if self.kept(src.kept) else self.all_rows[src.tensor][self.index]
+        return self.index if src.tensor == "row_in_chunk" else getattr(self.chunk, src.tensor)
 
     def bring(self, x):
-        self.registers[x.name] = self.at.stage(self.i, x.name, self.array(x))
+        if isinstance(x.dst.rows, PartOfChunk):
+            self.part(x.dst.tensor, x.dst.rows.start)[...] = self.array(x.src)
+        else:
+            self.registers[x.dst.tensor] = self.at.stage(self.i, x.dst.tensor, self.array(x.src))
 
     def part(self, name, start):
-        own = self.number - self.i * self.view.chunks
+        own = self.number - self.i * self.topology.chunks
         return self.at.memory(self.i, name)[start[self.i][own] : start[self.i][own + 1]]
 
-    def fill(self, x):
-        self.part(x.buffer, x.start)[...] = self.array(x)
-
-    def deliver(self, x):
-        sent = self.sent.pop(x.name)
-        if self.kept(x.kept):
-            put(self.at.host[x.name], self.rows, sent, x.stores.of(self.rows))
+    def deliver(self, into):
+        sent = self.sent.pop(into.tensor)
+        if self.kept(into.kept):
+            put(self.at.host[into.tensor], self.rows, sent, into.access.of(self.rows))
         else:
-            self.all_rows[x.name] = undefined((self.end - self.first, sent.shape[1]))
-            put(self.all_rows[x.name], self.index, sent, True)
+            self.all_rows[into.tensor] = undefined((self.end - self.first, sent.shape[1]))
+            put(self.all_rows[into.tensor], self.index, sent, True)
 
     # the disk
 
@@ -266,34 +290,27 @@ class Chunk:
         """Whether the chunk's rows of a tensor are in memory."""
         return kept is None or kept.has(self.i, self.first)
 
-    def recall(self, x):
-        if self.kept(x.kept):
+    def recall(self, there):
+        if self.kept(there.kept):
             return
-        columns = self.at.buffers[self.i][x.name].shape[-1]
-        self.all_rows[x.name] = rows = np.zeros((self.end - self.first, columns))
-        for given in x.given:
-            number = self.number - self.i * self.view.chunks
+        if not isinstance(there.rows, Summed):
+            rows = self.all_rows[there.tensor] = self.at.host[there.tensor][self.first : self.end]
+            self.at.moved["recalled"] += rows.size / 2  # the artifact has numbers of half the bytes
+            return
+        columns, number = self.at.buffers[self.i][there.tensor].shape[-1], self.number - self.i * self.topology.chunks
+        self.all_rows[there.tensor] = rows = np.zeros((self.end - self.first, columns))
+        for given in there.rows.given:
             for piece in given.pieces(self.i, number, self.first, self.end, columns * 8):
                 found = self.at.recalled(piece.begin, piece.rows, columns)
                 put(rows, piece.row - self.first, found if piece.take is None else found[piece.take], piece.stores)
 
-    def recall_given(self, x):
-        if self.kept(x.kept):
+    def spill(self, there):
+        if self.kept(there.kept):
             return
-        self.all_rows[x.name] = self.at.host[x.name][self.first : self.end]
-        self.at.moved["recalled"] += self.all_rows[x.name].size / 2  # the artifact has numbers of half the bytes
-
-    def spill(self, x):
-        if self.kept(x.kept):
-            return
-        if x.own is not None:
-            rows = self.all_rows[x.name]
-            self.at.spilled(x.own + self.first * rows.shape[1] * 8, rows)
-        self.give(x)
-
-    def give(self, x):
-        rows, chunk = self.all_rows[x.name], self.number - self.i * self.view.chunks
-        for region in x.takers:
+        rows, chunk = self.all_rows[there.tensor], self.number - self.i * self.topology.chunks
+        if there.rows.own is not None:
+            self.at.spilled(there.rows.own + self.first * rows.shape[1] * 8, rows)
+        for region in there.rows.takers:
             buckets = region.buckets[self.i]
             for first, count in zip(buckets.begin[:, chunk], buckets.count[:, chunk], strict=True):
                 picked = rows[buckets.rows(slice(first, first + count)) - self.first]
@@ -311,14 +328,14 @@ class Chunk:
         for name in x.drops:
             del self.registers[name]
 
-    def view(self, at, start=None, last=False):
-        if start is not None:
-            return self.part(at.tensor, start)
+    def view(self, at, last=False):
+        if isinstance(at.rows, PartOfChunk):
+            return self.part(at.tensor, at.rows.start)
         if at.where == "chunk":
             pieces = self.at.pieces[self.i][at.tensor]
             return pieces.pop(self.number) if last else pieces[self.number]
         rows = self.at.memory(self.i, at.tensor)
-        if at.rows == "front":
+        if at.rows is FRONT:
             return rows[: len(self.rows)]
         return rows[self.own_rows[0] - self.index[0] :][: self.end - self.first]
 
@@ -334,8 +351,9 @@ class Chunk:
     def add(self, *parts):
         return sum(parts)
 
-    def write(self, out, index=None, *, at, holds, kept):
-        values, stores = np.array(out.detach() if isinstance(out, torch.Tensor) else out), at.access.of(self.rows)
+    def write(self, out, index=None, *, at, holds):
+        values = np.array(out.detach().numpy() if isinstance(out, torch.Tensor) else out)
+        stores = at.access.of(self.rows)
         if at.where == "host":
             self.sent[at.tensor] = values
         elif at.where == "device":

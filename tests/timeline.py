@@ -15,9 +15,9 @@ from hongtu.hardware import Hardware
 from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
-from hongtu.plan.program import moves, waiting
-from hongtu.plan.program.origins import HostRows
+from hongtu.plan.program import moves
 from hongtu.plan.program.predict import script_bytes
+from hongtu.plan.program.rows import DESTINATIONS
 
 Clocks = dict[tuple[str, int], float]
 
@@ -41,7 +41,7 @@ class Timeline:
         self.busy: Counter[tuple[str, int]] = Counter()
         self._clock: Counter[tuple[str, int]] = Counter()
         self._scripts = [script_bytes(self.program, i, plan.shape.itemsize) for i in self.devices]
-        self._turns: list[dict[str, Clocks]] = [{e: {} for e in waiting.EVENTS} for _ in range(self.program.sets)]
+        self._turns: list[dict[str, Clocks]] = [{e: {} for e in moves.EVENTS} for _ in range(self.program.sets)]
         moved = {i: np.zeros((2, len(self.program.order))) for i in self.devices}
         for step, batch in enumerate(self.program.order):
             before = self.busy.copy()
@@ -60,13 +60,13 @@ class Timeline:
     def _do(self, x: Any, step: int, batch: int) -> None:
         turn, clock = self._turns[step % self.program.sets], self._clock
         for i in self.devices:
-            if isinstance(x, waiting.Wait):
+            if isinstance(x, moves.Wait):
                 clock[x.stream, i] = max(clock[x.stream, i], turn[x.event].get((x.stream, i), 0.0))
-            elif isinstance(x, waiting.Follow):
+            elif isinstance(x, moves.Follow):
                 clock[x.stream, i] = max(clock[x.stream, i], clock[x.other, i])
-            elif isinstance(x, waiting.Signal):
+            elif isinstance(x, moves.Signal):
                 turn[x.event] |= {(stream, i): clock[x.stream, i] for stream in ("load", "compute", "flush")}
-            elif isinstance(x, waiting.Meet):
+            elif isinstance(x, moves.Meet):
                 clock[x.stream, i] = max(clock[x.stream, k] for k in self.devices)
             elif x.on == "load":
                 self._work("load", i, self._seconds(x, i, step, batch))
@@ -75,7 +75,7 @@ class Timeline:
             elif x.on == "flush":  # and the host takes what has arrived
                 self._work("flush", i, self._seconds(x, i, step, batch))
                 clock["host", i] = max(clock["host", i], clock["flush", i])
-                rows = self._moved(x, i, batch) if isinstance(x, moves.Flush) else 0
+                rows = self._moved(x, i, batch) if x.verb == "flush" else 0
                 self._work("host", i, rows / self.hardware.host_add)
 
     def _work(self, stream: str, i: int, seconds: float) -> None:
@@ -86,14 +86,14 @@ class Timeline:
         hardware, row = self.hardware, self.plan.shape.itemsize
         if isinstance(x, moves.Ship):
             return self.times * self._scripts[i][step] / hardware.structure_link
-        if isinstance(x, moves.Load | moves.Flush):
+        if x.verb in ("load", "flush"):
             return self._moved(x, i, batch) / hardware.host_link
-        if isinstance(x, moves.Pull | moves.Push):
+        if x.verb in ("pull", "push"):
             return self._moved(x, i, batch) / hardware.peer_link
-        rows = isinstance(x, moves.Bring) and isinstance(x.origin, HostRows)
-        if (rows or isinstance(x, moves.Deliver)) and x.name not in self.program.packed:
+        reads = isinstance(x, moves.Copy) and x.src.where == "host" and x.src.rows is DESTINATIONS
+        if (reads or x.verb == "write") and x.dst.tensor not in self.program.packed:
             rows = int(self.program.view.num_dst[self.program.chunk(i, batch)])
-            return self.times * rows * self.plan.passes.width[x.name] * row / hardware.contiguous_link
+            return self.times * rows * self.plan.passes.width[x.dst.tensor] * row / hardware.contiguous_link
         if isinstance(x, moves.Compute):
             own = slice(i * self.program.view.chunks, (i + 1) * self.program.view.chunks)
             edges = self.program.view.chunk_edges
@@ -104,6 +104,6 @@ class Timeline:
 
     def _moved(self, x: Any, i: int, batch: int) -> float:
         """Bytes of the rows that are picked."""
-        rows, p = len(x.picks.column("slot", i, batch)), self.pass_
-        name = str(p.exchange if isinstance(x, moves.Load | moves.Pull) else p.flush)
+        rows, p = len(x.src.rows.of(i, batch)), self.pass_
+        name = str(p.exchange if x.verb in ("load", "pull") else p.flush)
         return self.times * rows * self.plan.passes.width[name] * self.plan.shape.itemsize

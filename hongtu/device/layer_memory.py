@@ -28,13 +28,14 @@ class WorkspaceTracker(Operations):
         substitutes: what to call in place of an operation, where the device knows better.
 
     Attributes:
-        peak: the highest number of live bytes so far; ``recent`` since the mode was entered last.
+        peak: the highest number of live bytes so far.
+        grown: by how many they grew at most since the mode was entered last.
         substituted: since then, how many operations something else was called for.
     """
 
     def __init__(self, on_growth: Callable[[int], None], substitutes: Substitutes = NONE) -> None:
         super().__init__()
-        self.peak = self.recent = self.substituted = 0
+        self.peak = self.substituted = self._before = self._recent = 0
         self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -45,8 +46,18 @@ class WorkspaceTracker(Operations):
         return self if counted or (substitutes and self._substitutes) else None
 
     def __enter__(self) -> WorkspaceTracker:
-        self.recent, self.substituted = self.live, 0
+        self._before = self._recent = self.live
+        self.substituted = 0
         return super().__enter__()
+
+    @property
+    def grown(self) -> int:
+        return self._recent - self._before
+
+    def reached(self, nbytes: int) -> None:
+        """So many bytes were live, while operations ran that were not counted."""
+        self.peak = max(self.peak, nbytes)
+        self._on_growth(nbytes)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -73,7 +84,7 @@ class WorkspaceTracker(Operations):
         # it is forgotten without a line of Python: an interrupt in one would be lost, and the bytes count for ever
         self._known[key] = (weakref.ref(storage, partial(self._known.pop, key)), nbytes)
         live = self.live
-        self.peak, self.recent = max(self.peak, live), max(self.recent, live)
+        self.peak, self._recent = max(self.peak, live), max(self._recent, live)
         self._on_growth(live)
 
     @property
@@ -96,20 +107,26 @@ class WorkspaceTracker(Operations):
 class Sample:
     """Which chunks of a pass are counted: counting takes as long as the operations of a small chunk.
 
-    All are the first time that they run; then the one that took the most, and of the others every so manieth in turn.
+    All are the first time that they run; where a budget stands also the one that took the most, and of the others every
+    so manieth in turn. The others take what they took when they were counted.
     """
 
     EVERY = 32
 
     def __init__(self) -> None:
         self._runs: Counter[tuple[str, int]] = Counter()
+        self._took: dict[tuple[str, int], int] = {}  # bytes, by pass and chunk
         self._most: dict[str, tuple[int, int]] = {}  # by pass, bytes and chunk
         self._substituting: set[str] = set()  # passes
 
-    def takes(self, name: str, chunk: int) -> bool:
-        """Whether to count the next run of a chunk in a pass."""
+    def takes(self, name: str, chunk: int, *, most: bool) -> bool:
+        """Whether to count the next run of a chunk in a pass; ``most``: because it took the most, too."""
         runs = self._runs[name, chunk]
-        return runs == 0 or chunk == self._most[name][1] or (runs + chunk) % self.EVERY == 0
+        return runs == 0 or (runs + chunk) % self.EVERY == 0 or (most and chunk == self._most[name][1])
+
+    def took(self, name: str, chunk: int) -> int:
+        """The bytes that a chunk took in a pass when it was counted last."""
+        return self._took[name, chunk]
 
     def substitutes(self, name: str) -> bool:
         """Whether a chunk that was counted in a pass had an operation that something else was called for."""
@@ -122,6 +139,7 @@ class Sample:
     def counted(self, name: str, chunk: int, nbytes: int, *, substituted: bool) -> None:
         """One has run that took so many bytes."""
         self.ran(name, chunk)
+        self._took[name, chunk] = nbytes
         if name not in self._most or nbytes > self._most[name][0]:
             self._most[name] = nbytes, chunk
         if substituted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from math import prod
 from time import perf_counter
 
 import numpy as np
@@ -200,17 +201,18 @@ class DeviceMemory(ABC):
 
         Args:
             name, chunk: the pass and chunk that they run on.
-            always: it is counted; else it is where a sample has it.
+            always: where a budget stands, it is counted; else it is where a sample has it.
         """
-        start = perf_counter()
-        counted = always or self._sample.takes(name, chunk)
+        start, live, budget = perf_counter(), self._workspace.live, self.budget is not None
+        counted = (always and (budget or not name)) or self._sample.takes(name, chunk, most=budget)
         self._running, self._counted = (name, chunk), counted
         with self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name)) or nullcontext():
             yield
         if counted:
-            self._sample.counted(name, chunk, self._workspace.recent, substituted=self._workspace.substituted > 0)
+            self._sample.counted(name, chunk, self._workspace.grown, substituted=self._workspace.substituted > 0)
         else:
             self._sample.ran(name, chunk)
+            self._workspace.reached(live + self._sample.took(name, chunk))
         self.traffic.seconds["compute"] += perf_counter() - start
 
     def recognize(self, tensor: Tensor, what: int | str) -> None:
@@ -254,7 +256,7 @@ class DeviceMemory(ABC):
 
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of a pass's buffer."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = prod(shape) * dtype.itemsize
         self.arena += nbytes
         try:
             self._account(self._workspace.live)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +16,7 @@ Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 def plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Host memory; much of it is in large pages."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = prod(shape) * dtype.itemsize
     if nbytes < 2 * LARGE:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(in_large_pages(nbytes)).view(dtype).view(shape)
@@ -40,7 +40,7 @@ class Pool:
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor with undefined content."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = prod(shape) * dtype.itemsize
         self._out += nbytes
         self._most_out = max(self._most_out, self._out)
         spare = self._spare.get(nbytes)

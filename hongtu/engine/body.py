@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,9 +27,9 @@ from hongtu.kernels.dispatch import (
     plain_rows,
 )
 from hongtu.nn.block import Block, Rows
-from hongtu.plan.memory.disk import Kept
-from hongtu.plan.program import moves
-from hongtu.plan.program.call import Call, Ref
+from hongtu.plan.program.instruction import Stores as Stored
+from hongtu.plan.program.moves import Call, Compute, Ref
+from hongtu.plan.program.rows import FRONT, PartOfChunk
 
 
 class Body:
@@ -50,7 +49,7 @@ class Body:
         self.places: list[Saved] = []
         self.settled = Settled(self.device.save)
 
-    def run(self, x: moves.Compute) -> None:
+    def run(self, x: Compute) -> None:
         """On ``compute``."""
         self.network.chunk = self.number
         always = self.number in self.chunk.p.view.largest_chunks
@@ -76,14 +75,14 @@ class Body:
 
     # ------------------------------------------------------------------------------------------------------- at hand
 
-    def view(self, at: Ref, *, start: tuple[np.ndarray, ...] | None = None, last: bool = False) -> tuple[Tensor]:
+    def view(self, at: Ref, *, last: bool = False) -> tuple[Tensor]:
         """Rows where they lie; ``last``: nobody else wants those that the chunk has for itself."""
-        if start is not None:
-            return (self.chunk.part(at.tensor, start),)
+        if isinstance(at.rows, PartOfChunk):
+            return (self.chunk.part(at.tensor, at.rows.start),)
         if at.where == "chunk":
             pieces = self.at.pieces[at.tensor]
             return (pieces.pop(self.number) if last else pieces[self.number],)
-        return (self.device.buffer(at.tensor)[: self.num_dst] if at.rows == "front" else self._own(at.tensor),)
+        return (self.device.buffer(at.tensor)[: self.num_dst] if at.rows is FRONT else self._own(at.tensor),)
 
     def _own(self, name: str) -> Tensor:
         return self.device.buffer(name)[self.chunk.first - self.at.first : self.chunk.end - self.at.first]
@@ -214,20 +213,17 @@ class Body:
         """Their sum."""
         return (sum(others, start=first),)
 
-    def write(
-        self, out: Tensor, index: Tensor | None = None, *, at: Ref, holds: bool, kept: Kept | None
-    ) -> tuple[Tensor]:
+    def write(self, out: Tensor, index: Tensor | None = None, *, at: Ref, holds: bool) -> tuple[Tensor]:
         """Store or add the destinations' rows, or get them on their way; where they lie then.
 
         Args:
             index: which of the chunk's rows they are; None: all.
             holds: what is saved of them may lie there, too.
-            kept: which rows of a tensor on the disk are in host memory all the same; None: it is not on the disk.
         """
-        assert at.access is not None and at.access != "read"
-        there, stores = out, self.chunk.stores(at.access, kept)
+        assert isinstance(at.access, Stored)
+        there, stores = out, self.chunk.stores(at.access, at.kept)
         if at.where == "host":
-            rows = self.chunk.on_host(at.tensor, kept)
+            rows = self.chunk.on_host(at.tensor, at.kept)
             self.device.emit(at.tensor, self.set, out, rows, stores=stores, index=index)
         elif at.where == "device":
             there = self._to_device(out, index, at.tensor, stores)

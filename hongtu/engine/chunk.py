@@ -22,10 +22,10 @@ from hongtu.graph.topology import ChunkTopology
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.plan.memory.disk import Kept
-from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Stores as Stored
-from hongtu.plan.program.origins import SlotsOfSources, SparsePart
+from hongtu.plan.program.moves import Copy, Ref
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.rows import DESTINATIONS, PartOfChunk, SlotsOfSources, SparsePart
 
 
 class Partition:
@@ -95,15 +95,15 @@ class Chunk:
         """The same with nothing at hand, for who works on it when its batch is over: what layers took is free then."""
         return Chunk(self.at, self.p, self.i, self.batch, self.number, self.set)
 
-    def _array(self, x: moves.Bring) -> Any:
+    def _array(self, src: Ref) -> Any:
         """What is to be brought."""
-        name, origin, view = x.name, x.origin, self.p.view
-        if origin.of_host:
-            return self.on_host(name, x.kept)
-        if isinstance(origin, SlotsOfSources):
-            return origin.of(self.i, self.batch)
-        if isinstance(origin, SparsePart):
-            return self._sparse[origin.part]
+        name, rows, view = src.tensor, src.rows, self.p.view
+        if isinstance(rows, SparsePart):
+            return self._sparse[rows.part]
+        if src.where == "host":
+            return self.on_host(name, src.kept)
+        if isinstance(rows, SlotsOfSources):
+            return rows.of(self.i, self.batch)
         if name == "row_in_chunk":
             return self.index
         if name in ("edge_features", "edge_type"):
@@ -128,25 +128,24 @@ class Chunk:
         """What goes to the disk is stored; it is added up when it is recalled."""
         return stored.of(self.rows) if self.in_memory(kept) else True
 
-    def bring(self, x: moves.Bring) -> None:
-        if x.origin.in_place and not self.in_memory(x.kept):
-            rows = self.on_host(
-                x.name, x.kept
-            ).numpy()  # the disk writes to other sets: autograd counts that as a write
-            self.registers[x.name] = torch.from_numpy(rows)
+    def bring(self, x: Copy) -> None:
+        """An array, or rows of a host tensor, to a register or to where it stays."""
+        array, of_host = partial(self._array, x.src), x.src.where == "host" and x.src.rows is DESTINATIONS
+        if isinstance(x.dst.rows, PartOfChunk):
+            rows = array()
+            rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
+            self.device.fill(self.part(x.dst.tensor, x.dst.rows.start), rows, x.link)
+        elif x.in_place and not self.in_memory(x.src.kept):
+            # through NumPy: the disk writes to other sets, which autograd counts as a write to all
+            self.registers[x.dst.tensor] = torch.from_numpy(array().numpy())
         else:
-            array, index = partial(self._array, x), self.index if x.origin.of_host else None
-            self.registers[x.name] = self.device.bring(x.name, self.set, array, x.link, index)
+            index = self.index if of_host else None
+            self.registers[x.dst.tensor] = self.device.bring(x.dst.tensor, self.set, array, x.link, index)
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
         assert self.host.sparse is not None
         return dict(zip(PARTS, self.host.sparse.part(self.rows), strict=True))
-
-    def fill(self, x: moves.Fill) -> None:
-        rows = self._array(x)
-        rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
-        self.device.fill(self.part(x.buffer, x.start), rows, x.link)
 
     @property
     def num_own(self) -> int:
@@ -158,6 +157,9 @@ class Chunk:
         own = self.number - self.i * self.p.view.chunks
         return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
 
-    def deliver(self, x: moves.Deliver) -> None:
-        rows, stores = self.on_host(x.name, x.kept), self.stores(x.stores, x.kept)
-        self.device.deliver(x.name, self.set, self.num_dst, rows, stores=stores, index=self.index)
+    def deliver(self, x: Copy) -> None:
+        """What was written for a host tensor reaches it."""
+        name, kept, stored = x.dst.tensor, x.dst.kept, x.dst.access
+        assert isinstance(stored, Stored)
+        rows, stores = self.on_host(name, kept), self.stores(stored, kept)
+        self.device.deliver(name, self.set, self.num_dst, rows, stores=stores, index=self.index)

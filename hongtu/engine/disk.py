@@ -1,7 +1,7 @@
 """Rows that host memory does not hold: in one file without a name, which is gone when its process is.
 
-Staging memory of the host stands between the file and everything else: instructions that recall rows fill it, those
-that spill rows empty it. All is work of the disk's own stream, and NumPy's: Torch would start OpenMP threads for a
+Staging memory of the host stands between the file and everything else: what recalls rows fills it, what spills rows
+empties it. All is work of the disk's own stream, and NumPy's: Torch would start OpenMP threads for a
 thread more, and with more of them than processors none waits for another without sleeping.
 """
 
@@ -27,7 +27,9 @@ from hongtu.errors import OutputError
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout, Kept, Region
-from hongtu.plan.program import spilling
+from hongtu.plan.program.moves import Ref
+from hongtu.plan.program.on_disk import Bucket, Laid, Summed
+from hongtu.plan.program.rows import Picks
 
 
 class Disk:
@@ -77,27 +79,32 @@ class Disk:
 
     # -------------------------------------------------------------------------------------------------- instructions
 
-    def recall(self, x: spilling.Recall, chunk: Chunk) -> None:
-        into = _staging(x.name, chunk)
+    def recall(self, there: Ref, chunk: Chunk) -> None:
+        """A chunk's own rows come to staging memory, and are added up there."""
+        into = _staging(there.tensor, chunk)
+        if not isinstance(there.rows, Summed):
+            self._recall_given(there.tensor, into, chunk)
+            return
         where = chunk.i, _number(chunk), chunk.first, chunk.end, _row_bytes(into)
-        pieces = (piece for of in x.given for piece in of.pieces(*where))
-        if x.straight:
-            self._read_chunk(self._reads, next(pieces).begin, x.name, chunk)
+        pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
+        if there.rows.straight:
+            self._read_chunk(self._reads, next(pieces).begin, there.tensor, chunk)
             return
         into.numpy().fill(0)
         for piece in pieces:
-            rows = chunk.device.beside(f"parts {x.name}", 0)[: piece.rows]
+            rows = chunk.device.beside(f"parts {there.tensor}", 0)[: piece.rows]
             self._read(piece.begin, rows)
             taken = rows.numpy() if piece.take is None else rows.numpy()[piece.take]
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
             put_rows_alone(taken, into.numpy(), piece.row - np.int32(chunk.first), flags)
 
-    def recall_given(self, x: spilling.RecallGiven, chunk: Chunk) -> None:
+    def _recall_given(self, name: str, into: Tensor, chunk: Chunk) -> None:
+        """Those of a tensor that the artifact has."""
         assert self._given is not None
-        start, into = perf_counter(), _staging(x.name, chunk)
+        start = perf_counter()
         begin = self._offset + chunk.first * into.shape[1] * torch.float32.itemsize
         if into.dtype == torch.float32:
-            self._read_chunk(self._reads_given, begin, x.name, chunk)
+            self._read_chunk(self._reads_given, begin, name, chunk)
             return
         rows = np.empty(into.shape, np.float32)
         with self._reading(self._reads_given):
@@ -105,29 +112,34 @@ class Disk:
         into.numpy()[...] = rows
         self._count(rows.nbytes, start)
 
-    def recall_picks(self, x: spilling.RecallPicks, device: Device, i: int, batch: int, number: int) -> None:
-        """Into set ``number`` of staging memory, for device ``i``."""
-        lies, into = x.region.buckets[i].of_batch(batch), device.beside(f"bucket {x.tensor}", number)
-        here = x.region.buckets[i].in_memory(batch)
+    def recall_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
+        """The rows that a batch loads, by row, into set ``number`` of staging memory, for device ``i``."""
+        region, picks = _bucket(there)
+        lies, into = region.buckets[i].of_batch(batch), device.beside(f"bucket {there.tensor}", number)
+        here = region.buckets[i].in_memory(batch)
         if here:
-            places = x.kept.places(np.sort(x.picks.column("row", i, batch)))
-            np.take(self._host[x.tensor].numpy(), places, axis=0, out=into.numpy()[:here], mode="clip")
+            assert there.kept is not None
+            places = there.kept.places(np.sort(picks.column("row", i, batch)))
+            np.take(self._host[there.tensor].numpy(), places, axis=0, out=into.numpy()[:here], mode="clip")
         rows = into[here : here + lies.stop - lies.start]
-        self._read(x.region.begin[i] + lies.start * _row_bytes(into), rows)
+        self._read(region.begin[i] + lies.start * _row_bytes(into), rows)
 
-    def spill(self, x: spilling.Spill, chunk: Chunk) -> None:
-        rows = _staging(x.name, chunk)
-        if x.own is not None:
-            self._write(x.own + chunk.first * _row_bytes(rows), rows)
-        self._give(x.takers, rows, chunk)
+    def spill(self, there: Ref, chunk: Chunk) -> None:
+        """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
+        rows = _staging(there.tensor, chunk)
+        assert isinstance(there.rows, Laid)
+        if there.rows.own is not None:
+            self._write(there.rows.own + chunk.first * _row_bytes(rows), rows)
+        self._give(there.rows.takers, rows, chunk)
 
-    def spill_picks(self, x: spilling.SpillPicks, device: Device, i: int, batch: int, number: int) -> None:
-        """From set ``number`` of staging memory, to each chunk's place."""
-        rows, buckets = device.beside(f"bucket {x.tensor}", number), x.region.buckets[i]
+    def spill_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
+        """The rows that a batch flushes, from set ``number`` of staging memory, to each chunk's place."""
+        region, _ = _bucket(there)
+        rows, buckets = device.beside(f"bucket {there.tensor}", number), region.buckets[i]
         at = buckets.in_memory(batch)
         for lo, count in zip(buckets.begin[batch].tolist(), buckets.count[batch].tolist(), strict=True):
             if count:
-                self._write(x.region.begin[i] + lo * _row_bytes(rows), rows[at : at + count])
+                self._write(region.begin[i] + lo * _row_bytes(rows), rows[at : at + count])
             at += count
 
     # ------------------------------------------------------------------------------------------------------ the file
@@ -198,6 +210,11 @@ def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, h
     places = kept.places(vertices[order])
     flags = stores[order[: len(places)]] if isinstance(stores, np.ndarray) else np.full(len(places), stores)
     put_rows_alone(bucket.numpy()[: len(places)], host.numpy(), places, flags)
+
+
+def _bucket(there: Ref) -> tuple[Region, Picks]:
+    assert isinstance(there.rows, Bucket)
+    return there.rows.region, there.rows.picks
 
 
 def _staging(name: str, chunk: Chunk) -> Tensor:

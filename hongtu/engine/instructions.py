@@ -6,6 +6,7 @@ the checkpoints there, gradients accumulated on the host.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -23,15 +24,17 @@ from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program import moves, spilling, waiting
+from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.origins import Column
+from hongtu.plan.program.moves import Copy, Ref
+from hongtu.plan.program.on_disk import Bucket
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.rows import Picked
 from hongtu.ranks.together import Alone, Together
 
 
 class Instructions:
-    """A method for each kind, by its verb.
+    """A method for each kind, for each link of copies and for each kernel that is no chunk's, by its verb.
 
     Args:
         networks: the model of each partition.
@@ -94,24 +97,28 @@ class Instructions:
             for partition in self.partitions:
                 partition.pieces.pop(x.name, None)
 
-    def begin_moments(self, x: moves.BeginMoments) -> None:
-        norms = self._norms(x.stage)
+    def begin_moments(self, x: moves.Call) -> None:
+        """Begin to gather mean and variance of what a stage gives the normalisation behind it."""
+        norms = self._norms(x.settings["stage"])
         for norm in norms:
             norm.forget()
         wanted = norms[0].gathers(self.num_graph_vertices)
         for partition in self.partitions:
-            partition.moments = Moments(partition.device.numbers(2, x.columns), wanted=wanted)
+            partition.moments = Moments(partition.device.numbers(2, x.settings["columns"]), wanted=wanted)
 
-    def end_moments(self, x: moves.EndMoments) -> None:
+    def end_moments(self, x: moves.Call) -> None:
+        """Give every network the statistics of all rows."""
         gathered = [partition.moments for partition in self.partitions]
         statistics = Moments.combine(gathered).with_others(self.ranks.gather).statistics
         for network, moments in zip(self.networks, gathered, strict=True):
-            network.norm(x.stage).set_statistics(statistics, moments.mean.device, self.num_graph_vertices)
+            norm = network.norm(x.settings["stage"])
+            norm.set_statistics(statistics, moments.mean.device, self.num_graph_vertices)
         for device in self.devices:
             device.begin()
 
-    def sum_statistics(self, x: moves.SumStatistics) -> None:
-        gradients = list(zip(*(norm.gradients for norm in self._norms(x.layer)), strict=True))
+    def sum_statistics(self, x: moves.Call) -> None:
+        """Give every network the gradients of a normalisation's statistics, summed over all of them."""
+        gradients = list(zip(*(norm.gradients for norm in self._norms(x.settings["layer"])), strict=True))
         totals = [torch.stack([part.cpu() for part in parts]).sum(0) for parts in gradients]
         self.ranks.add_up(totals)
         for parts, total in zip(gradients, totals, strict=True):
@@ -131,28 +138,29 @@ class Instructions:
         step = self._current.order.index(self._batch)
         self.devices[0].streams.host.run(partial(self.messages.post, x, step))
 
-    def loss_over_edges(self, x: moves.LossOverEdges) -> None:
+    def loss_over_edges(self, x: moves.Call) -> None:
+        """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
         context = self.networks[0].context
-        loss = self.loss.backward(self.host[x.output], self.host[x.gradient], context.seed, context.epoch)
-        self.partitions[0].loss_value.add_(loss)
+        output, gradient = self.host[x.settings["output"]], self.host[x.settings["gradient"]]
+        self.partitions[0].loss_value.add_(self.loss.backward(output, gradient, context.seed, context.epoch))
 
     # ------------------------------------------------------------------------------------------------------- streams
 
-    def wait(self, x: waiting.Wait) -> None:
+    def wait(self, x: moves.Wait) -> None:
         for device, event in zip(self.devices, getattr(self._turn, x.event), strict=True):
             if x.stream == "dispatch":
                 event.synchronize(x.why)
             else:
                 getattr(device.streams, x.stream).wait(event, x.why)
 
-    def signal(self, x: waiting.Signal) -> None:
+    def signal(self, x: moves.Signal) -> None:
         setattr(self._turn, x.event, [getattr(device.streams, x.stream).record() for device in self.devices])
 
-    def follow(self, x: waiting.Follow) -> None:
+    def follow(self, x: moves.Follow) -> None:
         for device in self.devices:
             getattr(device.streams, x.stream).wait(getattr(device.streams, x.other).record(), x.why)
 
-    def meet(self, x: waiting.Meet) -> None:
+    def meet(self, x: moves.Meet) -> None:
         streams = [getattr(device.streams, x.stream) for device in self.devices]
         moments = [stream.record() for stream in streams]
         for k, stream in enumerate(streams):
@@ -162,84 +170,98 @@ class Instructions:
 
     # --------------------------------------------------------------------------------- rows that the caches exchange
 
-    def bring(self, x: moves.Bring) -> None:
-        if x.origin.of_chunk:
-            self._on_chunks(x)
-        else:
-            assert isinstance(x.origin, Column)
-            self._brought[x.name] = [
-                device.bring(x.name, self._turn.set, partial(x.origin.of, i, self._batch), x.link)
-                for i, device in enumerate(self.devices)
-            ]
+    def topology(self, x: Copy) -> None:
+        """An array to the device; also a chunk's rows, of which every chunk has some."""
+        if not isinstance(x.src.rows, Picked):
+            for chunk in self._chunks:
+                chunk.bring(x)
+            return
+        self._brought[x.dst.tensor] = [
+            device.bring(x.dst.tensor, self._turn.set, partial(x.src.rows.of, i, self._batch), x.link)
+            for i, device in enumerate(self.devices)
+        ]
+
+    read = topology
 
     def ship(self, x: moves.Ship) -> None:
         for device in self.devices:
             device.ship(self._turn.set)
 
-    def load(self, x: moves.Load) -> None:
-        rows, slots = self._brought["load_rows"], self._brought["load_slots"]
-        for i, device in enumerate(self.devices):
-            device.move_rows("load", self._host_rows(x, device), rows[i], device.buffer(x.cache), slots[i])
+    def _at(self, ref: Ref) -> list[Tensor]:
+        """Where the rows of a reference are, as it was brought to every device."""
+        assert isinstance(ref.rows, Picked)
+        return self._brought[ref.rows.at]
 
-    def _host_rows(self, x: moves.Load | moves.Flush, device: Device) -> Tensor:
+    def _host_rows(self, ref: Ref, device: Device) -> Tensor:
         """What the rows of a column are counted in."""
-        if x.column == "row":
-            return self.host[x.tensor]
-        return device.beside(f"bucket {x.tensor}", self._turn.set)
+        if isinstance(ref.rows, Picked) and ref.rows.column == "place":
+            return device.beside(f"bucket {ref.tensor}", self._turn.set)
+        return self.host[ref.tensor]
 
-    def pull(self, x: moves.Pull) -> None:
-        source, target = self._brought["pull_from"], self._brought["pull_to"]
+    def load(self, x: Copy) -> None:
+        for device, rows, slots in zip(self.devices, self._at(x.src), self._at(x.dst), strict=True):
+            device.move_rows("load", self._host_rows(x.src, device), rows, device.buffer(x.dst.tensor), slots)
+
+    def pull(self, x: Copy) -> None:
+        for device, peers, source, target in self._by_peer(x, x.src, x.dst):
+            device.move_rows("pull", peers[1], source, device.buffer(x.dst.tensor), target)
+
+    def push(self, x: Copy) -> None:
+        assert x.contended is not None
+        for device, (peer, rows), target, source in self._by_peer(x, x.dst, x.src):
+            contended = (self._batch, peer) in x.contended.pairs
+            device.push_rows(device.buffer(x.src.tensor), source, rows, target, contended=contended)
+
+    def _by_peer(self, x: Copy, theirs: Ref, own: Ref) -> Iterator[tuple[Device, tuple[int, Tensor], Tensor, Tensor]]:
+        """For every device each peer with its cache, and the slots there and here."""
+        assert isinstance(own.rows, Picked)
+        there, here = self._at(theirs), self._at(own)
         for i, device in enumerate(self.devices):
-            for peer, part in x.picks.by_peer(i, self._batch):
-                peers = self.devices[peer].buffer(x.cache)
-                device.move_rows("pull", peers, source[i][part], device.buffer(x.cache), target[i][part])
+            for peer, part in own.rows.picks.by_peer(i, self._batch):
+                yield device, (peer, self.devices[peer].buffer(theirs.tensor)), there[i][part], here[i][part]
 
-    def zero(self, x: moves.Zero) -> None:
-        for device, slots in zip(self.devices, self._brought[x.slots], strict=True):
-            device.zero_rows(device.buffer(x.cache), slots)
+    def flush(self, x: Copy) -> None:
+        rows, stores, kept = x.dst.rows, x.dst.access, x.dst.kept
+        assert isinstance(rows, Picked) and isinstance(stores, tuple)
+        for i, (device, slots) in enumerate(zip(self.devices, self._at(x.src), strict=True)):
+            into, host = stores[i].of(rows.picks.of(i, self._batch)), self._host_rows(x.dst, device)
+            cache, bucket = device.buffer(x.src.tensor), into if kept is None else True
+            device.flush_rows(self._turn.set, cache, slots, host, rows.of(i, self._batch), bucket)
+            if kept is not None and kept.rows:
+                vertices = rows.picks.column("row", i, self._batch)
+                device.streams.host.run(partial(add_kept, kept, host, vertices, into, self.host[x.dst.tensor]))
 
-    def push(self, x: moves.Push) -> None:
-        source, target = self._brought["push_from"], self._brought["push_to"]
-        for i, device in enumerate(self.devices):
-            for peer, part in x.picks.by_peer(i, self._batch):
-                peers = self.devices[peer].buffer(x.cache)
-                contended = (self._batch, peer) in x.contended.pairs
-                device.push_rows(device.buffer(x.cache), source[i][part], peers, target[i][part], contended=contended)
+    def write(self, x: Copy) -> None:
+        """What a chunk wrote for a host tensor reaches it."""
+        for chunk in self._chunks:
+            chunk.deliver(x)
 
-    def flush(self, x: moves.Flush) -> None:
-        for i, device in enumerate(self.devices):
-            rows = x.picks.column(x.column, i, self._batch)
-            stores = x.stores[i].of(x.picks.of(i, self._batch))
-            cache, slots = device.buffer(x.cache), self._brought["flush_slots"][i]
-            host, into = self._host_rows(x, device), stores if x.to_bucket is None else True
-            device.flush_rows(self._turn.set, cache, slots, host, rows, into)
-            if x.to_bucket is not None and x.to_bucket.rows:
-                vertices = x.picks.column("row", i, self._batch)
-                device.streams.host.run(partial(add_kept, x.to_bucket, host, vertices, stores, self.host[x.tensor]))
+    def zero_rows(self, x: moves.Call) -> None:
+        assert x.at is not None
+        for device, slots in zip(self.devices, self._at(x.at), strict=True):
+            device.zero_rows(device.buffer(x.at.tensor), slots)
 
     # ------------------------------------------------------------------------------------------------------ the disk
 
-    def _chunks_on_disk(self, x: spilling.Recall | spilling.RecallGiven | spilling.Spill) -> None:
+    def recall(self, x: Copy) -> None:
+        self._on_disk(x.src, "recall")
+
+    def spill(self, x: Copy) -> None:
+        self._on_disk(x.dst, "spill")
+
+    def _on_disk(self, there: Ref, verb: str) -> None:
+        """Of every device a bucket, or of every chunk its rows, if they are there."""
+        if isinstance(there.rows, Bucket):
+            move = getattr(self.disk, f"{verb}_bucket")
+            for i, device in enumerate(self.devices):
+                device.streams.disk.run(partial(move, there, device, i, self._batch, self._turn.set))
+            return
         for chunk in self._chunks:
-            if not x.kept.has(chunk.i, chunk.first):
-                chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), x, chunk.bare()))
-
-    recall = recall_given = spill = _chunks_on_disk
-
-    def _picks_on_disk(self, x: Instruction) -> None:
-        for i, device in enumerate(self.devices):
-            device.streams.disk.run(partial(getattr(self.disk, x.verb), x, device, i, self._batch, self._turn.set))
-
-    recall_picks = spill_picks = _picks_on_disk
+            if not chunk.in_memory(there.kept):
+                chunk.device.streams.disk.run(partial(getattr(self.disk, verb), there, chunk.bare()))
 
     # -------------------------------------------------------------------------------------------------------- chunks
 
     def compute(self, x: moves.Compute) -> None:
         for chunk in self._chunks:
             chunk.device.streams.compute.run(partial(Body(chunk).run, x))
-
-    def _on_chunks(self, x: Instruction) -> None:
-        for chunk in self._chunks:
-            getattr(chunk, x.verb)(x)
-
-    fill = deliver = _on_chunks

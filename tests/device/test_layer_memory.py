@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -17,7 +18,7 @@ from hongtu.metrics import Traffic
 def test_a_sample_has_every_chunk_first_then_the_largest_always_and_the_others_in_turn() -> None:
     sample, seen = Sample(), []
     for run in range(2 * Sample.EVERY):
-        counted = [chunk for chunk in range(5) if sample.takes("forward 0", chunk)]
+        counted = [chunk for chunk in range(5) if sample.takes("forward 0", chunk, most=True)]
         for chunk in range(5):
             if chunk in counted:
                 sample.counted("forward 0", chunk, 300 if chunk == 3 else 100, substituted=False)
@@ -34,14 +35,22 @@ def test_a_sample_has_every_chunk_first_then_the_largest_always_and_the_others_i
     ]
 
 
-def test_a_device_counts_the_largest_chunk_in_every_epoch() -> None:
-    device = CpuDevice("device 0", None, Traffic())
-    for _ in range(4):
+@pytest.mark.parametrize("budget", [None, 10_000])
+def test_a_device_counts_the_largest_chunk_in_every_epoch(budget: int | None) -> None:
+    """Without a budget it takes for granted that it takes what it took, above what is there."""
+    device, stays = CpuDevice("device 0", budget, Traffic()), []
+    for epoch in range(2 * Sample.EVERY):
         device.reset_peaks()
         for chunk, floats in enumerate((10, 70, 30)):
-            with device.computing("forward 0", chunk, always=False):
+            with device.computing("forward 0", chunk, always=chunk == 1):
+                assert (_get_current_dispatch_mode() is not None) or epoch
                 torch.ones(floats)
-        assert device.workspace_peak == 4 * 70
+        assert device.workspace_peak == 4 * (70 + 5 * len(stays)) and device.peak == device.workspace_peak
+        if epoch == 3:
+            stays.append(torch.ones(5))
+            device.count(stays[0])
+    with device.computing("forward 0", 1):
+        assert (_get_current_dispatch_mode() is None) == (budget is None)
 
 
 def test_operations_are_looked_at_only_where_somebody_counts_or_replaces_them() -> None:

@@ -89,7 +89,7 @@ def test_what_stays_is_counted_alike_in_chunks_that_are_counted_and_in_others(mo
     problem, found = problems.awkward(), []
     for every_chunk in (False, True):
         if every_chunk:
-            monkeypatch.setattr(Sample, "takes", lambda self, name, chunk: True)
+            monkeypatch.setattr(Sample, "takes", lambda self, name, chunk, most: True)
         trainer = training.make_trainer(model, problem, (2, 6))
         records = [trainer.train_epoch() for _ in range(2)]
         found.append(([r.loss for r in records], [r.peak_bytes for r in records], trainer.gradients()))

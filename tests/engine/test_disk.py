@@ -26,6 +26,8 @@ from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages, in_large_pages
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout, Kept, _room
+from hongtu.plan.program.moves import Ref
+from hongtu.plan.program.on_disk import Summed
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import on_disk
@@ -168,7 +170,8 @@ def test_the_disk_has_no_threads_of_torch(tmp_path):
     made, rows, seen = disk.Disk(str(tmp_path), DiskLayout(1 << 20), Traffic(), None, None), torch.ones(4096, 64), []
     device, view = SimpleNamespace(beside=lambda name, number: rows), SimpleNamespace(chunks=1)
     chunk = SimpleNamespace(i=0, first=0, end=4096, number=0, set=0, device=device, p=SimpleNamespace(view=view))
-    nothing = SimpleNamespace(name="rows", kept=Kept(np.array([0]), np.array([0])), given=(), straight=False)
+    kept = Kept(np.array([0]), np.array([0]))
+    nothing = Ref(tensor="rows", where="disk", rows=Summed((), False), kept=kept)
 
     def work():
         seen.append(len(os.listdir("/proc/self/task")))

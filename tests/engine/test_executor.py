@@ -17,9 +17,9 @@ from hongtu.engine.chunk import Chunk
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.plan.program import moves, waiting
-from hongtu.plan.program.call import Ref
+from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.moves import Ref, call
 from hongtu.plan.search.residents import every_tensor
 from tests import tiny
 from tests.engine.toy import MODELS, Run
@@ -197,18 +197,18 @@ def test_streams_wait_for_one_another(run):
     for i, device in enumerate(run.devices):
         streams = {name: Logged(f"{name} {i}", log) for name in ("load", "compute", "flush", "host")}
         device.streams = replace(device.streams, **streams)
-    run.executor.signal(waiting.Signal(stream="load", event="brought"))
-    run.executor.wait(waiting.Wait(stream="compute", event="brought", why=""))
-    run.executor.wait(waiting.Wait(stream="dispatch", event="brought", why=""))
+    run.executor.signal(moves.Signal(stream="load", event="brought"))
+    run.executor.wait(moves.Wait(stream="compute", event="brought", why=""))
+    run.executor.wait(moves.Wait(stream="dispatch", event="brought", why=""))
     assert log == [
         "record load 0", "record load 1", "compute 0 waits for load 0", "compute 1 waits for load 1",
         "host waits for load 0", "host waits for load 1",
     ]  # fmt: skip
     log.clear()
-    run.executor.follow(waiting.Follow(stream="flush", other="compute", why=""))
+    run.executor.follow(moves.Follow(stream="flush", other="compute", why=""))
     assert log == ["record compute 0", "flush 0 waits for compute 0", "record compute 1", "flush 1 waits for compute 1"]
     log.clear()
-    run.executor.meet(waiting.Meet(stream="load", why=""))
+    run.executor.meet(moves.Meet(stream="load", why=""))
     assert log == ["record load 0", "record load 1", "load 0 waits for load 1", "load 1 waits for load 0"]
 
 
@@ -232,7 +232,8 @@ def test_rows_that_no_flush_stores_are_added(run):
     expected = run.train()[1]
     changed = []
     for p in run.program.train:
-        body = [replace(x, stores=(Stores(False),) * 2) if isinstance(x, moves.Flush) else x for x in p.body]
+        adding = (Stores(False),) * 2
+        body = [replace(x, dst=replace(x.dst, access=adding)) if x.verb == "flush" else x for x in p.body]
         changed.append(replace(p, body=tuple(body)) if p.name == "backward 1" else p)
     again = Run(run.plan)
     again.program = replace(run.program, train=tuple(changed))
@@ -245,8 +246,8 @@ def test_a_chunk_adds_to_rows_that_it_has_for_itself(run):
     chunk = Body(Chunk(partition, run.program.train[0], 0, 1, 1, 0))
     stored, added = (Ref(tensor="x", where="chunk", access=Stores(stores)) for stores in (True, False))
     with device.computing("a pass", 1):
-        chunk.write(torch.full((2, 2), 3.0), at=stored, holds=False, kept=None)
-        chunk.write(torch.full((2, 2), 2.0), at=added, holds=False, kept=None)
+        chunk.write(torch.full((2, 2), 3.0), at=stored, holds=False)
+        chunk.write(torch.full((2, 2), 2.0), at=added, holds=False)
     assert partition.pieces["x"][1].tolist() == [[5, 5], [5, 5]]
     assert chunk.view(Ref(tensor="x", where="chunk"))[0].tolist() == [[5, 5], [5, 5]] and partition.pieces["x"]
     chunk.view(Ref(tensor="x", where="chunk"), last=True)
@@ -279,13 +280,13 @@ class OneNorm:
 def test_statistics_are_those_of_all_devices(run):
     norms = [Norm([1.0, 2.0]), Norm([10.0, 20.0])]
     run.executor.networks = [OneNorm(norm) for norm in norms]
-    run.executor.begin_moments(moves.BeginMoments(stage=1, columns=2))
+    run.executor.begin_moments(call("begin_moments", stage=1, columns=2))
     rows = torch.tensor([[1.0, 0], [3, 0], [8, 4]], dtype=torch.float64)
     for partition, part in zip(run.executor.partitions, (rows[:2], rows[2:]), strict=True):
         partition.moments.add(part)
-    run.executor.end_moments(moves.EndMoments(stage=1))
+    run.executor.end_moments(call("end_moments", stage=1))
     mean, var = rows.mean(0).tolist(), rows.var(0, correction=0).tolist()
     for norm in norms:
         assert norm.statistics == (pytest.approx(mean), pytest.approx(var), tiny.V) and norm.forgotten == 1
-    run.executor.sum_statistics(moves.SumStatistics(layer=1))
+    run.executor.sum_statistics(call("sum_statistics", layer=1))
     assert [norm.gradients[0].tolist() for norm in norms] == [[11, 22], [11, 22]]

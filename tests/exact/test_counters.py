@@ -19,8 +19,9 @@ from hongtu.engine.host_store import HostStore
 from hongtu.kernels import dispatch
 from hongtu.plan.cache.intervals import make_intervals
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program.instruction import Instruction, Picks
-from hongtu.plan.program.origins import Origin
+from hongtu.plan.program.instruction import Instruction
+from hongtu.plan.program.moves import Ref
+from hongtu.plan.program.rows import Picks, Selection
 from tests import problems, training
 from tests.exact.test_paper import neighbours, volumes
 from tests.models import SIX, H, Model
@@ -116,7 +117,7 @@ def unweighted():
 
 
 def test_counted_is_predicted_after_evaluation_and_prediction():
-    """Rows that evaluation moves are not a training epoch's."""
+    """Selection that evaluation moves are not a training epoch's."""
     trainer = training.make_trainer(BY_NAME["gat"], problems.awkward(), (2, 3), device_memory="smallest")
     for _ in range(2):
         check_counters(trainer)
@@ -266,11 +267,14 @@ def exchanged(value, before, after):
     if value is before:
         return after
     if isinstance(value, tuple):
-        return tuple(exchanged(part, before, after) for part in value)
-    if not isinstance(value, Instruction | Picks | Origin):
+        parts = tuple(exchanged(part, before, after) for part in value)
+        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    if not isinstance(value, Instruction | Picks | Selection | Ref):
         return value
     parts = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
-    return dataclasses.replace(value, **{name: exchanged(part, before, after) for name, part in parts.items()})
+    others = {name: exchanged(part, before, after) for name, part in parts.items()}
+    changed = any(others[name] is not part for name, part in parts.items())
+    return dataclasses.replace(value, **others) if changed else value
 
 
 def droppable(plan):

@@ -18,7 +18,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import BudgetError
 from hongtu.plan.passes.definition import FEATURES
-from hongtu.plan.program import spilling
+from hongtu.plan.program.on_disk import Bucket
 from tests import problems, training
 from tests.staged import everything, on_disk
 
@@ -37,13 +37,16 @@ def uses(plan, epochs):
         for batch in p.order:
             step = []
             for x in (*p.recalls, *p.body):
-                if isinstance(x, spilling.RecallPicks | spilling.SpillPicks):
+                if x.verb not in ("recall", "spill"):
+                    continue
+                there = x.src if x.verb == "recall" else x.dst
+                if isinstance(there.rows, Bucket):
                     for i in range(plan.topology.partitions):
-                        step += [(x.tensor, row) for row in x.picks.column("row", i, batch).tolist()]
-                elif isinstance(x, spilling.Recall | spilling.RecallGiven | spilling.Spill):
+                        step += [(there.tensor, row) for row in there.rows.picks.column("row", i, batch).tolist()]
+                else:
                     for _, number in p.busy(batch):
                         first, end = p.view.chunk_start[number : number + 2].tolist()
-                        step += [(x.name, row) for row in range(first, end)]
+                        step += [(there.tensor, row) for row in range(first, end)]
             steps.append(step)
     return steps, born
 

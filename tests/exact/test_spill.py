@@ -23,7 +23,7 @@ from hongtu.errors import BudgetError, InputError
 from hongtu.host import is_mapped
 from hongtu.plan.cost.seconds import Seconds
 from hongtu.plan.program import moves
-from hongtu.plan.program.spilling import Recall
+from hongtu.plan.program.on_disk import Summed
 from hongtu.plan.search import host
 from hongtu.train import network_plan
 from tests import problems, staged, training
@@ -91,8 +91,8 @@ def test_everything_on_the_disk_gives_the_same_bits(model, grain, tmp_path):
 def test_several_passes_give_one_tensor(tmp_path):
     """Rows are added up in the order in which they were given, for the first giver stores."""
     free, spilling = pair(SHARED, (2, 3), tmp_path)
-    recalls = [x for p in spilling.plan.program.train for x in p.recalls if isinstance(x, Recall)]
-    assert 2 in [len(x.given) for x in recalls]
+    recalls = [x.src.rows for p in spilling.plan.program.train for x in p.recalls if x.verb == "recall"]
+    assert 2 in [len(rows.given) for rows in recalls if isinstance(rows, Summed)]
     check_same(free, spilling, epochs=1)
 
 
@@ -165,7 +165,7 @@ def test_the_disk_is_a_batch_ahead(tmp_path, monkeypatch):
     def waits(self, x):
         p, last = self._current, time.monotonic() + 20
         following = p.order[list(p.order).index(self._batch) + 1 :][:1]
-        for batch in following if any(isinstance(y, Recall) for y in p.recalls) else ():
+        for batch in following if any(y.verb == "recall" and isinstance(y.src.rows, Summed) for y in p.recalls) else ():
             while p.busy(batch) and (p.name, batch) not in came:
                 assert time.monotonic() < last, f"pass '{p.name}', batch {batch} waits for the one before it"
                 time.sleep(0.001)

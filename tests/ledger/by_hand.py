@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hongtu.plan.program import waiting
+from hongtu.plan.program import moves
 from tests.ledger.form import Call, Copy
 from tests.ledger.lower import Lowered, Placed
 from tests.ledger.streams import HERE, stream_of
@@ -31,7 +31,7 @@ class Order:
         self.stream, self.tick = (np.zeros(len(one.ops), dtype=np.int64) for _ in range(2))
         turns = max(one.p.sets, 1 + one.p.ahead)
         self.events = [
-            {name: [np.zeros(len(names), np.int64) for _ in self.devices] for name in waiting.EVENTS}
+            {name: [np.zeros(len(names), np.int64) for _ in self.devices] for name in moves.EVENTS}
             for _ in range(turns)
         ]
         k = 0
@@ -39,7 +39,7 @@ class Order:
             if not isinstance(x, Placed):
                 self._run(k, x)
                 k += 1
-            elif isinstance(x.wait, waiting.Signal) or keeps(x):
+            elif isinstance(x.wait, moves.Signal) or keeps(x):
                 getattr(self, x.wait.verb)(x.wait, x)
 
     def _run(self, k: int, x: object) -> None:
@@ -62,18 +62,18 @@ class Order:
         first, then = pairs[:, 0], pairs[:, 1]
         return pairs[self.begun[then, self.stream[first]] < self.tick[first]]
 
-    def wait(self, x: waiting.Wait, at: Placed) -> None:
+    def wait(self, x: moves.Wait, at: Placed) -> None:
         for i in self.devices:
             self._hold(self._at(x.stream, i), self.events[at.turn][x.event][i])
 
-    def signal(self, x: waiting.Signal, at: Placed) -> None:
+    def signal(self, x: moves.Signal, at: Placed) -> None:
         self.events[at.turn][x.event] = [self.clocks[self._at(x.stream, i)].copy() for i in self.devices]
 
-    def follow(self, x: waiting.Follow, at: Placed) -> None:
+    def follow(self, x: moves.Follow, at: Placed) -> None:
         for i in self.devices if at.device is None else [at.device]:
             self._hold(self._at(x.stream, i), self.clocks[self._at(x.other, i)].copy())
 
-    def meet(self, x: waiting.Meet, at: Placed) -> None:
+    def meet(self, x: moves.Meet, at: Placed) -> None:
         moments = [self.clocks[self._at(x.stream, i)].copy() for i in self.devices]
         for i in self.devices:
             for moment in moments:

@@ -16,19 +16,18 @@ from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
 from hongtu.plan.passes.definition import FEATURES
-from hongtu.plan.program import moves, waiting
+from hongtu.plan.program import moves
 from hongtu.plan.program.check import GIVEN
 from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.origins import Column as Picked
-from hongtu.plan.program.origins import HostRows, SlotsOfSources
 from hongtu.plan.program.predict import placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.rows import DESTINATIONS, PartOfChunk, Picked, SlotsOfSources
 from tests.ledger.form import HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space
 from tests.ledger.lower_body import Body, mode_of
 from tests.ledger.lower_disk import OnDisk
 
 THROUGH = ("disk ", "bucket ", "parts ")  # names of a window of the disk
-WAITS = (waiting.Wait, waiting.Signal, waiting.Follow, waiting.Meet)
+WAITS = (moves.Wait, moves.Signal, moves.Follow, moves.Meet)
 
 
 class Drain(Instruction):
@@ -81,7 +80,7 @@ class Lowering:
     def __init__(self, program: Program, width: dict[str, int], item: int) -> None:
         self.program, self.width, self.item = program, width, item
         passes = (*program.setup, *program.train, *program.evaluate)
-        self.staged = any(isinstance(x, waiting.Wait) and x.event == "sent" for p in passes for x in p.body)
+        self.staged = any(isinstance(x, moves.Wait) and x.event == "sent" for p in passes for x in p.body)
         self.posted: set[str] = set()
         self.pieces: dict[tuple[str, int], Ref] = {}  # by tensor and chunk, what the chunk keeps
         self.saved: dict[tuple[int, int], list[Ref]] = {}  # by stage and chunk
@@ -178,7 +177,7 @@ class Lower(OnDisk):
         """What the batch that had these sets last left in them is of no worth any more: of windows of the disk that
         recalls fill, or of everything else."""
         p = self.p
-        filled = {getattr(x, "name", getattr(x, "tensor", "")) for x in p.recalls}
+        filled = {x.dst.tensor for x in p.recalls if isinstance(x, moves.Copy)}
         for i in self.devices:
             for space in (Space("device", i), Space("staging", i)) if p.packed and not recalls else ():
                 if not (p.keeps and space.kind == "staging"):
@@ -243,22 +242,23 @@ class Lower(OnDisk):
             for key in [key for key in self.at.pieces if key[0] == x.name]:
                 yield Free(self.at.pieces.pop(key))
 
-    def begin_moments(self, x: moves.BeginMoments) -> Iterator[Op]:
+    def begin_moments(self, x: moves.Call) -> Iterator[Op]:
         for i in self.devices:
             ref = Ref("moments", Space("device", i))
             yield Alloc(ref, stays=True)
             yield Call("zero", (), (ref,), ref.space)
 
-    def end_moments(self, x: moves.EndMoments) -> Iterator[Op]:
+    def end_moments(self, x: moves.Call) -> Iterator[Op]:
         refs = tuple(Ref("moments", Space("device", i)) for i in self.devices)
         yield Call("end moments", refs, (), HOST)
         yield from map(Free, refs)
 
-    def sum_statistics(self, x: moves.SumStatistics) -> Iterator[Op]:
+    def sum_statistics(self, x: moves.Call) -> Iterator[Op]:
         yield Call("sum statistics", (), (), HOST)  # of the model, which is no tensor of the program
 
-    def loss_over_edges(self, x: moves.LossOverEdges) -> Iterator[Op]:
-        yield Call("loss over edges", (Ref(x.output, HOST),), (Ref(x.gradient, HOST),), HOST)
+    def loss_over_edges(self, x: moves.Call) -> Iterator[Op]:
+        output, gradient = (Ref(x.settings[name], HOST) for name in ("output", "gradient"))
+        yield Call("loss over edges", (output,), (gradient,), HOST)
 
     # --------------------------------------------------------------------------------------------- between the ranks
 
@@ -311,29 +311,34 @@ class Lower(OnDisk):
             return self.slots[number]
         return self.at.slots[self.registers[i]["slot_of_source"].tensor, number]
 
-    def bring(self, x: moves.Bring) -> Iterator[Op]:
-        source = x.origin
-        if isinstance(source, Picked):
+    def topology(self, x: moves.Copy) -> Iterator[Op]:
+        name, rows = x.dst.tensor, x.src.rows
+        if isinstance(rows, Picked):
             for i in self.devices:
-                given = Ref(f"{source.column}s of {self.p.name}", HOST)
-                yield from self._bring(i, x.name, given, len(source.of(i, self.batch)))
+                given = Ref(f"{rows.column}s of {self.p.name}", HOST)
+                yield from self._bring(i, name, given, len(rows.of(i, self.batch)))
             return
         for i, number in self.p.busy(self.batch):
-            count = int(source.lengths(self.view, i, np.array([number]), [self.batch])[0])
-            given, topology = self._given(x, i, number), x.link == "topology"
-            if isinstance(source, HostRows) and source.in_place and not self._in_memory(x.kept, i, number):
-                self._keep(i, x.name, given)
+            if isinstance(x.dst.rows, PartOfChunk):
+                yield from self._fill(x, x.dst.rows, i, number)
+                continue
+            count = int(rows.lengths(self.view, i, np.array([number]), [self.batch])[0])
+            given = self._given(x.src, i, number)
+            if x.in_place and not self._in_memory(x.src.kept, i, number):
+                self._keep(i, name, given)
             else:
-                yield from self._bring(i, x.name, given, count, topology=topology)
+                yield from self._bring(i, name, given, count, topology=x.link == "topology")
 
-    def _given(self, x: moves.Bring, i: int, number: int) -> Ref:
+    read = topology
+
+    def _given(self, src: moves.Ref, i: int, number: int) -> Ref:
         """Whence it comes."""
-        if isinstance(x.origin, HostRows):
-            return self.own_rows(x.name, i, number, x.kept)
-        if isinstance(x.origin, SlotsOfSources):
-            self.slots[number] = x.origin.of(i, self.batch)
+        if src.where == "host" and src.rows is DESTINATIONS:
+            return self.own_rows(src.tensor, i, number, src.kept)
+        if isinstance(src.rows, SlotsOfSources):
+            self.slots[number] = src.rows.of(i, self.batch)
             return Ref(f"slots of {self.p.name}", HOST)
-        return Ref(x.name.split()[0], HOST)
+        return Ref(src.tensor, HOST)
 
     def ship(self, x: moves.Ship) -> Iterator[Op]:
         for i in self.devices:
@@ -341,54 +346,56 @@ class Lower(OnDisk):
                 if hi > lo:
                     yield Copy(self.script(i, lo, hi), self.script(i, lo, hi, host=True), topology=topology)
 
-    def fill(self, x: moves.Fill) -> Iterator[Op]:
-        for i, number in self.p.busy(self.batch):
-            own, slots = number - i * self.view.chunks, isinstance(x.origin, SlotsOfSources)
-            lo, hi = (int(x.start[i][own + k]) for k in (0, 1))
-            if isinstance(x.origin, SlotsOfSources):
-                self.at.slots[x.buffer, number] = x.origin.of(i, self.batch)
-            if hi > lo:
-                yield Copy(
-                    Ref(x.buffer, Space("device", i), Chunk(lo, hi)),
-                    Ref("slots" if slots else x.name, HOST),
-                    topology=x.link == "topology",
-                )
+    def _fill(self, x: moves.Copy, part: PartOfChunk, i: int, number: int) -> Iterator[Op]:
+        own, slots = number - i * self.view.chunks, isinstance(x.src.rows, SlotsOfSources)
+        lo, hi = (int(part.start[i][own + k]) for k in (0, 1))
+        if isinstance(x.src.rows, SlotsOfSources):
+            self.at.slots[x.dst.tensor, number] = x.src.rows.of(i, self.batch)
+        if hi > lo:
+            source = Ref("slots" if slots else x.src.tensor, HOST)
+            into = Ref(x.dst.tensor, Space("device", i), Chunk(lo, hi))
+            yield Copy(into, source, topology=x.link == "topology")
 
-    def load(self, x: moves.Load) -> Iterator[Op]:
+    def picked(self, i: int, ref: moves.Ref) -> Ref:
+        """Rows of a device's cache, of a host tensor or of a bucket that are picked."""
+        assert isinstance(ref.rows, Picked)
+        index, at = ref.rows.of(i, self.batch), self.brought[i, ref.rows.at] if ref.rows.at else None
+        if ref.where == "device":
+            return self.cache(i, ref.tensor, index, at)
+        if ref.rows.column == "place":
+            return self.some(self.beside(i, f"bucket {ref.tensor}", 0, 0, self.step), index, at)
+        return Ref(ref.tensor, HOST, Column(index, at))
+
+    def load(self, x: moves.Copy) -> Iterator[Op]:
         for i in self.devices:
-            rows, slots = (x.picks.column(name, i, self.batch) for name in (x.column, "slot"))
-            if len(slots):
-                at = self.brought[i, "load_rows"]
-                if x.from_bucket:
-                    bucket = self.beside(i, f"bucket {x.tensor}", 0, 0, self.step)
-                    source = self.some(bucket, rows, at)
-                else:
-                    source = Ref(x.tensor, HOST, Column(rows, at))
-                yield Copy(self.cache(i, x.cache, slots, self.brought[i, "load_slots"]), source)
+            source = self.picked(i, x.src)
+            if len(source.rows.index):  # type: ignore[union-attr]
+                yield Copy(self.picked(i, x.dst), source)
 
-    def pull(self, x: moves.Pull) -> Iterator[Op]:
-        yield from self._peers(x, "pull_to", "pull_from", adds=False)
+    def pull(self, x: moves.Copy) -> Iterator[Op]:
+        yield from self._peers(x.dst, x.src, adds=False)
 
-    def push(self, x: moves.Push) -> Iterator[Op]:
-        yield from self._peers(x, "push_from", "push_to", adds=True)
+    def push(self, x: moves.Copy) -> Iterator[Op]:
+        yield from self._peers(x.src, x.dst, adds=True)
 
-    def _peers(self, x: moves.Pull | moves.Push, here: str, there: str, *, adds: bool) -> Iterator[Op]:
+    def _peers(self, here: moves.Ref, there: moves.Ref, *, adds: bool) -> Iterator[Op]:
+        assert isinstance(here.rows, Picked) and isinstance(there.rows, Picked)
         for i in self.devices:
-            own, theirs = (x.picks.column(name, i, self.batch) for name in ("slot", "peer_slot"))
-            for peer, part in x.picks.by_peer(i, self.batch):
-                mine = self.cache(i, x.cache, own[part], self.brought[i, here])
-                other = self.cache(peer, x.cache, theirs[part], self.brought[i, there])
+            own, theirs = here.rows.of(i, self.batch), there.rows.of(i, self.batch)
+            for peer, part in here.rows.picks.by_peer(i, self.batch):
+                mine = self.cache(i, here.tensor, own[part], self.brought[i, here.rows.at])
+                other = self.cache(peer, there.tensor, theirs[part], self.brought[i, there.rows.at])
                 yield Copy(other, mine, "add") if adds else Copy(mine, other)
             if adds and len(own):
-                yield Free(self.cache(i, x.cache, own, None))
+                yield Free(self.cache(i, here.tensor, own, None))
 
     # ------------------------------------------------------------------------------------------------------- compute
 
-    def zero(self, x: moves.Zero) -> Iterator[Op]:
+    def zero_rows(self, x: moves.Call) -> Iterator[Op]:
+        assert x.at is not None
         for i in self.devices:
-            slots = x.picks.column("slot", i, self.batch)
-            if len(slots):
-                cache = self.cache(i, x.cache, slots, self.brought[i, x.slots])
+            cache = self.picked(i, x.at)
+            if len(cache.rows.index):  # type: ignore[union-attr]
                 yield Call("zero rows", (), (cache,), cache.space)
 
     def compute(self, x: moves.Compute) -> Iterator[Op]:
@@ -413,18 +420,18 @@ class Lower(OnDisk):
             return self.some(self.beside(i, f"disk {name}", 0, 0, self.step), rows - first, index)
         return Ref(name, HOST, Column(rows if kept is None else kept.places(rows), index))
 
-    def deliver(self, x: moves.Deliver) -> Iterator[Op | Placed]:
+    def write(self, x: moves.Copy) -> Iterator[Op | Placed]:
+        name, kept = x.dst.tensor, x.dst.kept
         for i, number in self.p.busy(self.batch) if self.staged else ():
             rows, count = self._rows(number), int(self.view.num_dst[number])
-            target, source = self.own_rows(x.name, i, number, x.kept), self.device(
-                i, f"deliver {x.name}", 0, count, self.step
-            )  # fmt: skip
-            stores = x.stores.of(rows) if self._in_memory(x.kept, i, number) else True
+            target = self.own_rows(name, i, number, kept)
+            source = self.device(i, f"deliver {name}", 0, count, self.step)
+            stores = x.dst.access.of(rows) if self._in_memory(kept, i, number) else True  # type: ignore[union-attr]
             if stores is True:
                 yield Copy(target, source)
             else:
                 target = Ref(target.tensor, target.space, Column(target.rows.index))  # type: ignore[union-attr]
-                yield from self._by_the_host(i, f"add {x.name}", source, target, stores)
+                yield from self._by_the_host(i, f"add {name}", source, target, stores)
 
     def _by_the_host(self, i: int, name: str, source: Ref, target: Ref, stores: Any) -> Iterator[Op | Placed]:
         """Rows leave, and the host puts them where they go."""
@@ -432,33 +439,31 @@ class Lower(OnDisk):
         staging = self.beside(i, name, 0, count, self.step)
         through = None if name != "flush_rows" else self.device(i, name, 0, count, self.step)
         yield Copy(staging, source, through=through)
-        yield Placed(waiting.Follow(stream="host", other="flush", why="add: the rows have arrived"), self.turn, i)
+        yield Placed(moves.Follow(stream="host", other="flush", why="add: the rows have arrived"), self.turn, i)
         yield Copy(target, staging, mode_of(stores))
 
-    def flush(self, x: moves.Flush) -> Iterator[Op | Placed]:
+    def flush(self, x: moves.Copy) -> Iterator[Op | Placed]:
+        name, kept, picked = x.dst.tensor, x.dst.kept, x.dst.rows
+        assert isinstance(picked, Picked) and isinstance(x.dst.access, tuple)
         for i in self.devices:
-            rows, slots = (x.picks.column(name, i, self.batch) for name in (x.column, "slot"))
+            cache, stores = self.picked(i, x.src), x.dst.access[i].of(picked.picks.of(i, self.batch))
+            slots = cache.rows.index  # type: ignore[union-attr]
             if not len(slots):
                 continue
-            stores: Any = x.stores[i].of(x.picks.of(i, self.batch))
-            cache = self.cache(i, x.cache, slots, self.brought[i, "flush_slots"])
-            kept, target = x.to_bucket, Ref(x.tensor, HOST, Column(rows))
-            if kept is not None:
-                target = self.some(self.beside(i, f"bucket {x.tensor}", 0, 0, self.step), rows)
-            into = stores if kept is None else True
+            target, into = self.picked(i, x.dst), stores if kept is None else True
             if self.staged:
                 yield from self._by_the_host(i, "flush_rows", cache, target, into)
             else:
                 yield Copy(target, cache, mode_of(into))
-            yield Free(self.cache(i, x.cache, slots, None))
+            yield Free(self.cache(i, x.src.tensor, slots, None))
             if kept is not None and kept.rows:
-                vertices = x.picks.column("row", i, self.batch)
+                vertices = picked.picks.column("row", i, self.batch)
                 order = np.argsort(vertices, kind="stable")
                 places = kept.places(vertices[order])
                 if len(places):
-                    bucket = self.beside(i, f"bucket {x.tensor}", 0, len(places), self.step)
+                    bucket = self.beside(i, f"bucket {name}", 0, len(places), self.step)
                     mode = mode_of(stores if isinstance(stores, bool) else stores[order[: len(places)]])
-                    yield Copy(Ref(x.tensor, HOST, Column(places)), bucket, mode)
+                    yield Copy(Ref(name, HOST, Column(places)), bucket, mode)
 
 
 def _side(name: str) -> Kind:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hongtu.plan.program import call, moves
+from hongtu.plan.program import moves
+from hongtu.plan.program.rows import FRONT, SOURCES, PartOfChunk
 from tests.ledger.form import Alloc, Call, Chunk, Column, Copy, Free, Op, Ref, Space
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Body:
                 del self.registers[name]
         yield from map(Free, () if self.saves else self.made)
 
-    def _any(self, x: call.Call) -> Iterator[Op]:
+    def _any(self, x: moves.Call) -> Iterator[Op]:
         """A kernel that makes all that it gives."""
         reads, at = self._refs((*x.takes, *x.arrays)), self._at(x)
         if x.kernel == "stage" or (x.kernel == "aggregate" and x.settings["graph"]):
@@ -56,8 +57,8 @@ class Body:
         if x.kernel != "new" or x.settings.get("zero"):
             yield Call(x.kernel, (*reads, *(() if at is None else (at,))), (*made, *added), self.space)
 
-    def _at(self, x: call.Call) -> Ref | None:
-        if x.at is None or x.at.rows != "sources":
+    def _at(self, x: moves.Call) -> Ref | None:
+        if x.at is None or x.at.rows is not SOURCES:
             return None
         slots = self.at.slots_of(self.i, self.number)
         index = Column(np.asarray(slots, dtype=np.int64), self.registers["slot_of_source"])
@@ -77,12 +78,12 @@ class Body:
 
     # ----------------------------------------------------------------------------------- kernels that give other memory
 
-    def view(self, x: call.Call) -> Iterator[Op]:
+    def view(self, x: moves.Call) -> Iterator[Op]:
         (name,), own = x.gives, self.number - self.i * self.at.view.chunks
-        if x.at.rows == "part":
-            lo, hi = (int(x.settings["start"][self.i][own + k]) for k in (0, 1))
+        if isinstance(x.at.rows, PartOfChunk):
+            lo, hi = (int(x.at.rows.start[self.i][own + k]) for k in (0, 1))
             self.registers[name] = Ref(x.at.tensor, self.space, Chunk(lo, hi))
-        elif x.at.rows == "front":
+        elif x.at.rows is FRONT:
             self.registers[name] = self.at.device(self.i, x.at.tensor, 0, self.count)
         elif x.at.where == "device":
             self.registers[name] = self._own(x.at.tensor)
@@ -101,34 +102,34 @@ class Body:
         index = self.at._rows(self.number) - self.first
         return self.at.some(ref, index, self.registers.get("row_in_chunk"))
 
-    def pick(self, x: call.Call) -> Iterator[Op]:
+    def pick(self, x: moves.Call) -> Iterator[Op]:
         source, (name,) = self._picked(self.registers[x.takes[0]]), x.gives
         self.registers[name] = self.at.device(self.i, x.settings["buffer"], 0, self.count, self.at.step)
         yield Copy(self.registers[name], source)
 
-    def copy(self, x: call.Call) -> Iterator[Op]:
+    def copy(self, x: moves.Call) -> Iterator[Op]:
         for name in x.takes:
             source = self.registers[name]
             yield from self._make(name)
             yield Copy(self.registers[name], source)
 
-    def dense(self, x: call.Call) -> Iterator[Op]:
+    def dense(self, x: moves.Call) -> Iterator[Op]:
         reads, (name,) = self._refs(x.takes), x.gives
         self.registers[name] = self.at.device(self.i, x.settings["buffer"], 0, self.count, self.at.step)
         yield Call("dense", reads, (self.registers[name],), self.space)
 
-    def enter(self, x: call.Call) -> Iterator[Op]:
+    def enter(self, x: moves.Call) -> Iterator[Op]:
         return iter(())
 
-    def sum(self, x: call.Call) -> Iterator[Op]:
+    def sum(self, x: moves.Call) -> Iterator[Op]:
         yield Call("sum", (self._at(x), *self._refs(x.takes[:-1])), self._refs(x.gives), self.space)
 
-    def gather_moments(self, x: call.Call) -> Iterator[Op]:
+    def gather_moments(self, x: moves.Call) -> Iterator[Op]:
         moments = Ref("moments", self.space)
         yield Call("gather_moments", (*self._refs(x.takes), moments), (moments,), self.space)
 
-    def write(self, x: call.Call) -> Iterator[Op]:
-        register, name, kept = x.takes[0], x.at.tensor, x.settings["kept"]
+    def write(self, x: moves.Call) -> Iterator[Op]:
+        register, name, kept = x.takes[0], x.at.tensor, x.at.kept
         out, stores = self.registers[register], x.at.access.of(self.at._rows(self.number))
         if x.at.where == "host" and self.at.staged:
             yield Copy(self.at.device(self.i, f"deliver {name}", 0, self.count, self.at.step), out)
@@ -148,18 +149,18 @@ class Body:
                 yield Alloc(ref, stays=True)
             yield Copy(ref, out, mode_of(stores))
 
-    def save(self, x: call.Call) -> Iterator[Op]:
+    def save(self, x: moves.Call) -> Iterator[Op]:
         self.saves = True
         self.at.at.saved[x.settings["stage"], self.number] = [*self.graph], [*self.made]
         return iter(())
 
-    def resume(self, x: call.Call) -> Iterator[Op]:
+    def resume(self, x: moves.Call) -> Iterator[Op]:
         graph, made = self.at.at.saved.pop((x.settings["stage"], self.number))
         self.graph += graph
         self.made += made
         return iter(())
 
-    def differentiate(self, x: call.Call) -> Iterator[Op]:
+    def differentiate(self, x: moves.Call) -> Iterator[Op]:
         reads = (*self._refs(x.takes), *self.graph)
         for name in x.gives:
             yield from self._make(name)

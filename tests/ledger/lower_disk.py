@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from hongtu.plan.memory.disk import Kept
-from hongtu.plan.program import spilling
+from hongtu.plan.program import moves
+from hongtu.plan.program.on_disk import Bucket, Summed
 from tests.ledger.form import DISK, HOST, Call, Chunk, Column, Copy, Op, Ref
 from tests.ledger.lower_body import mode_of
 
@@ -36,69 +37,66 @@ class OnDisk:
     def _on_disk(self, kept: Kept) -> list[tuple[int, int]]:
         return [one for one in self.p.busy(self.batch) if not self._in_memory(kept, *one)]
 
-    def recall_given(self, x: spilling.RecallGiven) -> Iterator[Op]:
-        for i, number in self._on_disk(x.kept):
+    def recall(self, x: moves.Copy) -> Iterator[Op]:
+        there, row = x.src, self.at.row(x.src.tensor)
+        if isinstance(there.rows, Bucket):
+            yield from self._recall_bucket(there.tensor, there.rows, there.kept, row)
+            return
+        for i, number in self._on_disk(there.kept):
             first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
-            row = 4 * self.at.width[x.name]
-            yield Copy(self._window(x.name, i, number), Ref("artifact", DISK, Chunk(first * row, end * row)))
-
-    def recall(self, x: spilling.Recall) -> Iterator[Op]:
-        row = self.at.row(x.name)
-        for i, number in self._on_disk(x.kept):
-            first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
-            into = self._window(x.name, i, number)
+            into = self._window(there.tensor, i, number)
+            if not isinstance(there.rows, Summed):
+                row = 4 * self.at.width[there.tensor]
+                yield Copy(into, Ref("artifact", DISK, Chunk(first * row, end * row)))
+                continue
             where = i, number - i * self.view.chunks, first, end
-            pieces = [piece for of in x.given for piece in of.pieces(*where, row)]
-            if x.straight:
+            pieces = [piece for of in there.rows.given for piece in of.pieces(*where, row)]
+            if there.rows.straight:
                 yield Copy(into, self.disk(pieces[0].begin, end - first, row))
                 continue
             yield Call("zero", (), (into,), into.space)
             for piece in pieces:
-                parts = self.beside(i, f"parts {x.name}", 0, piece.rows, 0)
+                parts = self.beside(i, f"parts {there.tensor}", 0, piece.rows, 0)
                 yield Copy(parts, self.disk(piece.begin, piece.rows, row))
                 taken = parts if piece.take is None else self.some(parts, piece.take)
                 yield Copy(self.some(into, piece.row - first), taken, mode_of(piece.stores))
 
-    def recall_picks(self, x: spilling.RecallPicks) -> Iterator[Op]:
-        row = self.at.row(x.tensor)
+    def _recall_bucket(self, name: str, rows: Bucket, kept: Kept, row: int) -> Iterator[Op]:
         for i in self.devices:
-            buckets = x.region.buckets[i]
+            buckets = rows.region.buckets[i]
             lies, here = buckets.of_batch(self.batch), buckets.in_memory(self.batch)
             if here:
-                places = x.kept.places(np.sort(x.picks.column("row", i, self.batch)))
-                bucket = self.beside(i, f"bucket {x.tensor}", 0, here, self.step)
-                yield Copy(bucket, Ref(x.tensor, HOST, Column(places)))
+                places = kept.places(np.sort(rows.picks.column("row", i, self.batch)))
+                bucket = self.beside(i, f"bucket {name}", 0, here, self.step)
+                yield Copy(bucket, Ref(name, HOST, Column(places)))
             count = lies.stop - lies.start
             if count:
-                bucket = self.beside(i, f"bucket {x.tensor}", here, here + count, self.step)
-                yield Copy(bucket, self.disk(x.region.begin[i] + lies.start * row, count, row))
+                bucket = self.beside(i, f"bucket {name}", here, here + count, self.step)
+                yield Copy(bucket, self.disk(rows.region.begin[i] + lies.start * row, count, row))
 
-    def spill(self, x: spilling.Spill) -> Iterator[Op]:
-        row = self.at.row(x.name)
-        for i, number in self._on_disk(x.kept):
+    def spill(self, x: moves.Copy) -> Iterator[Op]:
+        there, row = x.dst, self.at.row(x.dst.tensor)
+        if isinstance(there.rows, Bucket):
+            yield from self._spill_bucket(there.tensor, there.rows, row)
+            return
+        for i, number in self._on_disk(there.kept):
             first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
-            if x.own is not None:
-                yield Copy(self.disk(x.own + first * row, end - first, row), self._window(x.name, i, number))
-            yield from self._give(x, i, number)
+            window = self._window(there.tensor, i, number)
+            if there.rows.own is not None:
+                yield Copy(self.disk(there.rows.own + first * row, end - first, row), window)
+            for region in there.rows.takers:  # rows for the batches that load them
+                buckets, own = region.buckets[i], number - i * self.view.chunks
+                for lo, count in zip(buckets.begin[:, own].tolist(), buckets.count[:, own].tolist(), strict=True):
+                    if count:
+                        taken = self.some(window, buckets.rows(slice(lo, lo + count)) - first)
+                        yield Copy(self.disk(region.begin[i] + lo * row, count, row), taken)
 
-    def _give(self, x: spilling.Spill, i: int, number: int) -> Iterator[Op]:
-        """A chunk's rows to the batches that load them."""
-        row, first = self.at.row(x.name), int(self.view.chunk_start[number])
-        own, window = number - i * self.view.chunks, self._window(x.name, i, number)
-        for region in x.takers:
-            buckets = region.buckets[i]
-            for lo, count in zip(buckets.begin[:, own].tolist(), buckets.count[:, own].tolist(), strict=True):
-                if count:
-                    taken = self.some(window, buckets.rows(slice(lo, lo + count)) - first)
-                    yield Copy(self.disk(region.begin[i] + lo * row, count, row), taken)
-
-    def spill_picks(self, x: spilling.SpillPicks) -> Iterator[Op]:
-        row = self.at.row(x.tensor)
+    def _spill_bucket(self, name: str, rows: Bucket, row: int) -> Iterator[Op]:
         for i in self.devices:
-            buckets = x.region.buckets[i]
+            buckets = rows.region.buckets[i]
             at = buckets.in_memory(self.batch)
             for lo, count in zip(buckets.begin[self.batch].tolist(), buckets.count[self.batch].tolist(), strict=True):
                 if count:
-                    bucket = self.beside(i, f"bucket {x.tensor}", at, at + count, self.step)
-                    yield Copy(self.disk(x.region.begin[i] + lo * row, count, row), bucket)
+                    bucket = self.beside(i, f"bucket {name}", at, at + count, self.step)
+                    yield Copy(self.disk(rows.region.begin[i] + lo * row, count, row), bucket)
                 at += count

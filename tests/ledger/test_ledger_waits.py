@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hongtu.plan.program import moves, waiting
+from hongtu.plan.program import moves
 from tests.ledger.by_hand import Order
 from tests.ledger.lower import Placed
 from tests.ledger.plans import PLANS, lowered
@@ -33,7 +33,7 @@ def why(x):
 
 
 def placed(one):
-    return Counter(why(x) for x in one.entries if isinstance(x, Placed) and not isinstance(x.wait, waiting.Signal))
+    return Counter(why(x) for x in one.entries if isinstance(x, Placed) and not isinstance(x.wait, moves.Signal))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -69,7 +69,7 @@ def test_adds_that_race_are_those_that_are_atomic(name):
     found = set()
     for one, (_, adding) in zip(lowered(name), pairs_of(name), strict=True):
         racing = {(one.batches[j], one.ops[j].dst.space.number) for j, _ in Order(one).unordered(adding).tolist()}
-        pushes = [x for x in one.p.body if isinstance(x, moves.Push)]
+        pushes = [x for x in one.p.body if x.verb == "push"]
         assert racing == {pair for x in pushes for pair in x.contended.pairs}
         found |= racing
     assert found or name == "one device"

@@ -14,7 +14,7 @@ from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.cache.transfer import batch_limits, count_transfers, plan_resident, plan_transfers
 from hongtu.plan.cache.writers import NEVER, direct_times, flush_times
 from hongtu.plan.passes.definition import Pass
-from hongtu.plan.program.instruction import Picks
+from hongtu.plan.program.rows import Picks
 from tests import tiny
 
 SCHEDULE = np.tile(np.arange(2, dtype=np.int32), (2, 1))

@@ -10,17 +10,16 @@ import pytest
 
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
-from hongtu.plan.program import moves, waiting
-from hongtu.plan.program.call import ARRAYS, Call
+from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.origins import Column, HostRows, Origin, SlotsOfSources
+from hongtu.plan.program.moves import ARRAYS, Call, Copy
+from hongtu.plan.program.rows import FRONT, Picked
 from tests import tiny
 from tests.tiny import named
 
 V = tiny.V
-SAID = {HostRows: "rows", SlotsOfSources: "slots"}
 FULL, PAPER = "full", "paper"
 
 
@@ -33,6 +32,12 @@ def program_of(shape, strategy, choice=None):
 def line(x):
     """The verb, then operands that are words: names, lists of names, switches that are on."""
     words = [x.verb]
+    if isinstance(x, Copy):
+        to = x.dst.tensor if x.dst.rows is FRONT else x.dst
+        source = x.src.rows.column if x.src.where == "plan" and isinstance(x.src.rows, Picked) else x.src
+        stored = [isinstance(x.dst.access, Stores) and x.dst.access.where is True, x.in_place]
+        said = [word for word, holds in zip(("stores", "in_place"), stored, strict=True) if holds]
+        return " ".join(map(str, [*words, to, "<-", source, *said]))
     if isinstance(x, Call):
         takes = [name for name in x.takes if name not in ARRAYS] + [x.at] * (x.at is not None)
         words += [*([] if x.kernel == "write" else x.gives), *["<-", *takes] * bool(takes)]
@@ -44,9 +49,6 @@ def line(x):
         value = getattr(x, field.name)
         if value is True or (isinstance(value, Stores) and value.where is True):
             words.append(field.name)
-        elif isinstance(value, Origin):
-            words.append(getattr(value, "column", None) or SAID.get(type(value)) or value.over)
-            words += ["in_place"] * getattr(value, "in_place", False)
         elif isinstance(value, str) and field.name not in ("why", "link"):
             words.append(value)
         elif isinstance(value, tuple) and value and all(v is None or isinstance(v, str) for v in value):
@@ -55,7 +57,11 @@ def line(x):
 
 
 def picks_of(p):
-    return {x.name: x.origin.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.origin, Column)}
+    return {x.dst.tensor: x.src.rows.picks for x in copies(p, "topology") if isinstance(x.src.rows, Picked)}
+
+
+def copies(p, link):
+    return [x for x in p.body if isinstance(x, Copy) and x.link == link]
 
 
 def text(body):
@@ -75,19 +81,19 @@ def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
     check(
         named(program_of(tiny.GCN, PAPER), "forward 0").body,
         """
-        bring load_slots slot
-        bring load_rows row
-        load z0 cache
-        bring pull_to slot
-        bring pull_from peer_slot
-        pull cache
-        bring ids rows
-        bring statistics rows
-        bring indptr pointers
-        bring local_source edges
-        bring slot_of_source slots
-        bring edge_weight edges
-        bring z0 rows
+        topology load_slots <- slot
+        topology load_rows <- row
+        load cache[load_slots] <- host z0[load_rows]
+        topology pull_to <- slot
+        topology pull_from <- peer_slot
+        pull cache[pull_to] <- peer's cache[pull_from]
+        topology ids <- host ids[chunk]
+        topology statistics <- host statistics[chunk]
+        topology indptr <- graph indptr[chunk]
+        topology local_source <- graph local_source[chunk]
+        topology slot_of_source <- slot_of_source[chunk]
+        topology edge_weight <- graph edge_weight[chunk]
+        read z0 <- host z0[chunk]
         compute
           view a <- aggregate[:]
           sum a <- a cache[slot_of_source]
@@ -95,8 +101,8 @@ def test_forward_brings_rows_then_the_chunk_then_computes_then_sends():
           write <- a host a0[chunk] stores
           stage z1 <- a / a
           write <- z1 host z1[chunk] stores / z1
-        deliver z1 stores
-        deliver a0 stores
+        write host z1[chunk] <- z1[:] stores
+        write host a0[chunk] <- a0[:] stores
         """,
     )
 
@@ -107,21 +113,21 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
     check(
         p.body,
         """
-        bring load_slots slot
-        bring pull_to slot
-        bring push_from slot
-        bring push_to peer_slot
-        bring flush_slots slot
-        bring ids rows
-        bring statistics rows
-        bring indptr pointers
-        bring local_source edges
-        bring slot_of_source slots
-        bring edge_weight edges
-        bring a1 rows
-        bring grad output rows
-        zero gradient_cache load_slots
-        zero gradient_cache pull_to
+        topology load_slots <- slot
+        topology pull_to <- slot
+        topology push_from <- slot
+        topology push_to <- peer_slot
+        topology flush_slots <- slot
+        topology ids <- host ids[chunk]
+        topology statistics <- host statistics[chunk]
+        topology indptr <- graph indptr[chunk]
+        topology local_source <- graph local_source[chunk]
+        topology slot_of_source <- slot_of_source[chunk]
+        topology edge_weight <- graph edge_weight[chunk]
+        read a1 <- host a1[chunk]
+        read grad output <- host grad output[chunk]
+        zero_rows <- gradient_cache[load_slots] stores
+        zero_rows <- gradient_cache[pull_to] stores
         compute graph
           enter a1 <- a1
           stage output <- a1 gradients_only / a1 output
@@ -129,19 +135,17 @@ def test_backward_zeroes_computes_pushes_sends_and_flushes():
           uncombine d a d s0 <- d a1 / d a1
           transpose_sum <- d a gradient_cache[slot_of_source] / d a
           write <- d s0 host grad z1[chunk] / d s0
-        push gradient_cache
-        deliver grad z1
-        flush grad z1 gradient_cache
+        push peer's gradient_cache[push_to] <- gradient_cache[push_from]
+        write host grad z1[chunk] <- grad z1[:]
+        flush host grad z1[rows] <- gradient_cache[flush_slots]
         """,
     )
     assert p.order == range(1, -1, -1) and named(program, "forward 1").order == range(2)
     # begins with batch 1: the chunks of 2, 3 and of 6, 7 store their rows, and row 6 is then flushed to and adds; then
     # those of 0, 1 and 4, 5; the flushes of rows 1, 2, 4 and 5 come last of all
-    (deliver,), (flush,) = ([x for x in p.body if isinstance(x, kind)] for kind in (moves.Deliver, moves.Flush))
-    assert deliver.stores.where.tolist() == [True] * 8 and [stores.where.any() for stores in flush.stores] == [
-        False,
-        False,
-    ]
+    (deliver,), (flush,) = copies(p, "write"), copies(p, "flush")
+    assert deliver.dst.access.where.tolist() == [True] * 8
+    assert [stores.where.any() for stores in flush.dst.access] == [False, False]
     (place,) = (x for x in p.before if isinstance(x, moves.Place))
     assert (place.where, place.rows, place.shape, place.zero.tolist()) == ("host", (V,), (3,), [])
     picks = picks_of(p)
@@ -165,16 +169,14 @@ def test_the_first_writer_of_a_row_stores():
     """Fused: batch by batch in order, so that chunks (0, 0) and (1, 0) store before rows 1, 2, 4 and 5 are flushed
     after their last batch; row 6 of device 1 too; rows 2, 3, 6 and 7 get their own in batch 1."""
     p = named(program_of(tiny.GCN, FULL, Choice(fuse=True)), "fused 1")
-    (deliver,) = (x for x in p.body if isinstance(x, moves.Deliver))
-    assert deliver.stores.where.all()
+    (deliver,) = copies(p, "write")
+    assert deliver.dst.access.where.all()
     # without what chunks give themselves, flushes are the first, and what nobody reads is zeroed
     alone = tiny.network(tiny.layer(4, trained=False), tiny.layer(3, combined=False, s=()), constant_layers=1)
     p = named(program_of(alone, FULL, Choice(fuse=True)), "fused 1")
-    (flush,), (place,) = (
-        [x for x in xs if isinstance(x, kind)] for xs, kind in ((p.body, moves.Flush), (p.before, moves.Place))
-    )
-    assert all(stores.where.all() for stores in flush.stores) and place.zero.tolist() == [0, 3, 7]
-    assert not [x for x in p.body if isinstance(x, moves.Deliver)]
+    (flush,), (place,) = copies(p, "flush"), [x for x in p.before if isinstance(x, moves.Place)]
+    assert all(stores.where.all() for stores in flush.dst.access) and place.zero.tolist() == [0, 3, 7]
+    assert not copies(p, "write")
 
 
 def test_an_aggregate_that_is_no_sum_gathers_and_gives_gradients_of_all_it_took():
@@ -199,20 +201,20 @@ def test_what_stays_is_its_own_cache_and_moves_nowhere():
     check(
         p.body,
         """
-        bring pull_to slot
-        bring pull_from peer_slot
-        pull z1
-        bring push_from slot
-        bring push_to peer_slot
-        bring ids rows
-        bring statistics rows
-        bring indptr pointers
-        bring local_source edges
-        bring slot_of_source slots
-        bring edge_weight edges
-        bring labels rows
-        bring loss_bits rows
-        zero grad z1 pull_to
+        topology pull_to <- slot
+        topology pull_from <- peer_slot
+        pull z1[pull_to] <- peer's z1[pull_from]
+        topology push_from <- slot
+        topology push_to <- peer_slot
+        topology ids <- host ids[chunk]
+        topology statistics <- host statistics[chunk]
+        topology indptr <- graph indptr[chunk]
+        topology local_source <- graph local_source[chunk]
+        topology slot_of_source <- slot_of_source[chunk]
+        topology edge_weight <- graph edge_weight[chunk]
+        read labels <- host labels[chunk]
+        read loss_bits <- host loss_bits[chunk]
+        zero_rows <- grad z1[pull_to] stores
         compute graph
           view z1 <- z1[chunk]
           view a <- aggregate[:]
@@ -225,7 +227,7 @@ def test_what_stays_is_its_own_cache_and_moves_nowhere():
           uncombine d a d s0 <- d a
           transpose_sum <- d a grad z1[slot_of_source] / d a
           write <- d s0 grad z1[chunk] / d s0
-        push grad z1
+        push peer's grad z1[push_to] <- grad z1[push_from]
         """,
     )
     (place,) = p.before
@@ -238,8 +240,8 @@ def test_what_is_kept_is_resumed():
     check(
         named(program, "forward 0").body,
         """
-        bring ids rows
-        bring statistics rows
+        topology ids <- host ids[chunk]
+        topology statistics <- host statistics[chunk]
         compute graph saves
           view a0 <- a0[chunk]
           copy ids statistics
@@ -251,8 +253,8 @@ def test_what_is_kept_is_resumed():
     check(
         named(program, "backward 0").body,
         """
-        bring ids rows
-        bring statistics rows
+        topology ids <- host ids[chunk]
+        topology statistics <- host statistics[chunk]
         compute graph
           view grad z1 <- grad z1[chunk]
           resume
@@ -281,24 +283,24 @@ def test_set_up_fills_what_stays():
     check(
         first.body,
         """
-        fill ids rows structure ids
-        fill indptr pointers structure indptr
-        fill local_source edges structure local_source
-        fill slot_of_source slots structure slot_of_source forward 0
-        fill edge_weight edges structure edge_weight
-        fill sources sources structure sources
-        fill edge_id_start rows structure edge_id_start
-        fill slot_of_source slots structure slot_of_source fused 1
-        fill slot_of_source slots structure slot_of_source backward 0
-        fill slot_of_source slots structure slot_of_source evaluate 0
-        fill slot_of_source slots structure slot_of_source evaluate 1
-        fill features rows features
+        topology structure ids[chunk] <- host ids[chunk]
+        topology structure indptr[chunk] <- graph indptr[chunk]
+        topology structure local_source[chunk] <- graph local_source[chunk]
+        topology structure slot_of_source forward 0[chunk] <- slot_of_source[chunk]
+        topology structure edge_weight[chunk] <- graph edge_weight[chunk]
+        topology structure sources[chunk] <- graph sources[chunk]
+        topology structure edge_id_start[chunk] <- host edge_id_start[chunk]
+        topology structure slot_of_source fused 1[chunk] <- slot_of_source[chunk]
+        topology structure slot_of_source backward 0[chunk] <- slot_of_source[chunk]
+        topology structure slot_of_source evaluate 0[chunk] <- slot_of_source[chunk]
+        topology structure slot_of_source evaluate 1[chunk] <- slot_of_source[chunk]
+        read features[chunk] <- host features[chunk] stores
         """,
     )
     rows = {x.name: x.rows for x in first.before}
     assert rows["structure ids"] == rows[FEATURES] == (4, 4) and rows["structure indptr"] == (6, 6)
     assert rows["structure local_source"] == (6, 5) and rows["structure sources"] == (6, 5)
-    start = {x.buffer: [s.tolist() for s in x.start] for x in first.body}
+    start = {x.dst.tensor: [s.tolist() for s in x.dst.rows.start] for x in first.body}
     assert start[FEATURES] == [[0, 2, 4], [0, 2, 4]] and start["structure sources"] == [[0, 3, 6], [0, 2, 5]]
     assert [(x.name, x.where) for x in first.frees] == [(FEATURES, "host")]
 
@@ -310,40 +312,40 @@ PACKED = """
 STAGED = """
     wait load sent
     wait dispatch brought
-    bring ids rows
-    bring indptr pointers
-    bring edge_id_start rows
-    bring load_slots slot
-    bring load_rows row
-    bring pull_to slot
-    bring pull_from peer_slot
-    bring push_from slot
-    bring push_to peer_slot
-    bring flush_slots slot
-    bring local_source edges
-    bring slot_of_source slots
-    bring edge_weight edges
-    bring sources sources
+    topology ids <- host ids[chunk]
+    topology indptr <- graph indptr[chunk]
+    topology edge_id_start <- host edge_id_start[chunk]
+    topology load_slots <- slot
+    topology load_rows <- row
+    topology pull_to <- slot
+    topology pull_from <- peer_slot
+    topology push_from <- slot
+    topology push_to <- peer_slot
+    topology flush_slots <- slot
+    topology local_source <- graph local_source[chunk]
+    topology slot_of_source <- slot_of_source[chunk]
+    topology edge_weight <- graph edge_weight[chunk]
+    topology sources <- graph sources[chunk]
     ship {packed}
-    load z1 cache
+    load cache[load_slots] <- host z1[load_rows]
     meet load
-    pull cache
-    bring z1 rows
-    bring s1.1 rows
-    bring grad output rows
+    pull cache[pull_to] <- peer's cache[pull_from]
+    read z1 <- host z1[chunk]
+    read s1.1 <- host s1.1[chunk]
+    read grad output <- host grad output[chunk]
     signal load brought
     wait compute brought
-    zero gradient_cache load_slots
-    zero gradient_cache pull_to
+    zero_rows <- gradient_cache[load_slots] stores
+    zero_rows <- gradient_cache[pull_to] stores
     compute graph
     meet compute
-    push gradient_cache
+    push peer's gradient_cache[push_to] <- gradient_cache[push_from]
     meet compute
     follow flush compute
     wait flush added
-    deliver grad z1
-    deliver grad s1.1 stores
-    flush grad z1 gradient_cache
+    write host grad z1[chunk] <- grad z1[:]
+    write host grad s1.1[chunk] <- grad s1.1[:] stores
+    flush host grad z1[rows] <- gradient_cache[flush_slots]
     signal flush sent
     signal host added
     """
@@ -359,7 +361,7 @@ def test_streams_wait_where_memories_differ(sets, scripts):
     assert found == [each for each in expected if each != "wait dispatch brought" or not scripts] and p.keeps is scripts
     assert p.sets == sets and all(buffer.sets == sets for buffer in p.staging[0].values())
     plain = named(program_of(tiny.GAT, PAPER), "backward 1")
-    kinds = waiting.Wait | waiting.Signal | waiting.Follow | waiting.Meet | moves.Ship
+    kinds = moves.Wait | moves.Signal | moves.Follow | moves.Meet | moves.Ship
     assert not [x for x in plain.body if isinstance(x, kinds)] and plain.sets == 1 and plain.staging == ({}, {})
 
 
@@ -368,15 +370,15 @@ def test_pruned_chunks_bring_where_their_rows_are():
     fields_of_loss = (train, train | (np.arange(V) == 4), train | np.isin(np.arange(V), (4, 5)))
     program = program_of(tiny.GAT, FULL, Choice(fuse=True, fields=fields_of_loss))
     p = named(program, "fused 1")
-    assert p.view.active.tolist() == [1] and "bring row_in_chunk destinations" in [line(x) for x in p.body]
-    assert "bring active destinations" in [line(x) for x in p.body]
+    assert p.view.active.tolist() == [1] and "topology row_in_chunk <- graph row_in_chunk[chunk]" in [
+        line(x) for x in p.body
+    ]
+    assert "topology active <- graph active[chunk]" in [line(x) for x in p.body]
     (place, other) = p.before
     assert place.name == gradient("z1") and place.zero.tolist() == [] and other.zero.tolist() == [4]
-    (flush,) = (x for x in p.body if isinstance(x, moves.Flush))
-    assert flush.picks.table(1).row.tolist() == [4] and [stores.where.tolist() for stores in flush.stores] == [
-        [],
-        [True],
-    ]
+    (flush,) = copies(p, "flush")
+    assert flush.dst.rows.picks.table(1).row.tolist() == [4]
+    assert [stores.where.tolist() for stores in flush.dst.access] == [[], [True]]
 
 
 def test_a_tensor_that_another_pass_made_is_added_to():
@@ -384,8 +386,6 @@ def test_a_tensor_that_another_pass_made_is_added_to():
     program = program_of(replace(tiny.GAT, takes=((), (), (-1,))), PAPER)
     found = {}
     for name in ("backward 1", "backward stage 0"):
-        (deliver,) = (
-            x for x in named(program, name).body if isinstance(x, moves.Deliver) and x.name == gradient(FEATURES)
-        )
-        found[name] = deliver.stores.where
+        (deliver,) = (x for x in copies(named(program, name), "write") if x.dst.tensor == gradient(FEATURES))
+        found[name] = deliver.dst.access.where
     assert found == {"backward 1": True, "backward stage 0": False}

@@ -12,11 +12,13 @@ from hongtu.hardware import CPU, H200
 from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program import moves, spilling
+from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
-from hongtu.plan.program.instruction import Picks, Stores
-from hongtu.plan.program.origins import Column, SlotsOfSources
+from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.moves import Call, Copy, Ref
+from hongtu.plan.program.on_disk import Laid
+from hongtu.plan.program.rows import Picked, Picks, SlotsOfSources
 from tests.plan.test_listing import program_of
 from tests.staged import everything, on_disk
 
@@ -51,16 +53,14 @@ def changed_body(p, change):
 
 
 def changed(x, **operands):
-    """With other operands, of its origin where it has one."""
-    return replace(x, origin=replace(x.origin, **operands)) if isinstance(x, moves.Bring) else replace(x, **operands)
+    """A copy with other operands of the side on which rows may be on the disk."""
+    side = "src" if x.src.kept is not None else "dst"
+    return replace(x, **{side: replace(getattr(x, side), **operands)})
 
 
 def drop_move(p, rng):
     """An instruction on rows is left out. What waits are there for: tests/ledger."""
-    kinds = (
-        moves.Load, moves.Pull, moves.Zero, moves.Push, moves.Flush, moves.Deliver, moves.Bring, moves.Ship,
-    )  # fmt: skip
-    found = [k for k, x in enumerate(p.body) if isinstance(x, kinds)]
+    found = [k for k, x in enumerate(p.body) if isinstance(x, Copy | Call | moves.Ship) and x.verb != "spill"]
     if found:
         k = int(rng.choice(found))
         return replace(p, body=without(p.body, k)), p.body[k].verb
@@ -104,17 +104,18 @@ def inverted(stores):
 
 def swap_stores(p, rng):
     """Store for add, or add for store."""
-    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Deliver | moves.Flush)]
+    found = [k for k, x in enumerate(p.body) if x.verb in ("write", "flush")]
     if found:
         k = int(rng.choice(found))
-        stores = p.body[k].stores
+        stores = p.body[k].dst.access
         if not isinstance(stores, tuple):
             other = inverted(stores)
         elif any(np.any(part.where) for part in stores):
             other = tuple(map(inverted, stores))
         else:
             return None
-        body = [replace(x, stores=other) if at == k else x for at, x in enumerate(p.body)]
+        into = replace(p.body[k].dst, access=other)
+        body = [replace(x, dst=into) if at == k else x for at, x in enumerate(p.body)]
         return replace(p, body=tuple(body)), p.body[k].verb
 
 
@@ -136,7 +137,7 @@ def replace_devices(p, old, new):
         values = {}
         for field in fields(x):
             value = getattr(x, field.name)
-            if isinstance(value, Column):
+            if isinstance(value, Picked | Ref):
                 values[field.name] = other(value)
             elif isinstance(value, Picks | SlotsOfSources) and value.devices[0] is old[0]:
                 values[field.name] = replace(value, devices=new)
@@ -147,8 +148,8 @@ def replace_devices(p, old, new):
 
 def wrong_slots(p, rng):
     """Two slots of a chunk's sources, of loads or of pulls, swapped; or a pull from another row."""
-    found = [v for x in p.body for v in vars(x).values() if isinstance(v, Picks | SlotsOfSources)]
-    found += [x.origin.picks for x in p.body if isinstance(x, moves.Bring) and isinstance(x.origin, Column)]
+    rows = [ref.rows for x in p.body for ref in vars(x).values() if isinstance(ref, Ref)]
+    found = [v.picks if isinstance(v, Picked) else v for v in rows if isinstance(v, Picked | SlotsOfSources)]
     if not found:
         return None
     devices = found[0].devices
@@ -187,10 +188,9 @@ def wrong_chunk(p, rng):
 
 def drop_spilled(p, rng):
     """What goes to the disk, or comes from it, is left out."""
-    kinds = (spilling.Spill, spilling.SpillPicks, spilling.Recall, spilling.RecallGiven, spilling.RecallPicks)
     side = str(rng.choice(["recalls", "body"]))
     body = getattr(p, side)
-    found = [k for k, x in enumerate(body) if isinstance(x, kinds) and _is_used(x)]
+    found = [k for k, x in enumerate(body) if x.verb in ("recall", "spill") and _is_used(x)]
     if found:
         k = int(rng.choice(found))
         return replace(p, **{side: without(body, k)}), body[k].verb
@@ -198,12 +198,13 @@ def drop_spilled(p, rng):
 
 def _is_used(x):
     """Whether another instruction needs what it moves."""
-    return not isinstance(x, spilling.Spill) or x.own is not None or bool(x.takers)
+    laid = x.dst.rows
+    return not isinstance(laid, Laid) or laid.own is not None or bool(laid.takers)
 
 
 def other_memory(p, rng):
     """Rows that are on the disk are taken for rows in memory, or the other way round."""
-    found = [k for k, x in enumerate(p.body) if isinstance(x, moves.Bring | moves.Deliver) and x.kept is not None]
+    found = [k for k, x in enumerate(p.body) if x.verb in ("read", "write") and x.kept is not None]
     if found:
         k = int(rng.choice(found))
         start = p.body[k].kept.start
@@ -214,11 +215,11 @@ def other_memory(p, rng):
 
 def not_copied(p, rng):
     """A device that has memory of its own, or wants some of a chunk's rows, is to work on what came from the disk."""
-    reads = [x for x in p.body if isinstance(x, moves.Bring) and x.kept is not None and not x.origin.in_place]
+    reads = [x for x in p.body if x.verb == "read" and x.kept is not None and not x.in_place]
     if reads:
         read = reads[int(rng.integers(len(reads)))]
-        body = tuple(changed(x, in_place=True) if x is read else x for x in p.body)
-        return replace(p, body=body), read.name
+        body = tuple(replace(x, in_place=True) if x is read else x for x in p.body)
+        return replace(p, body=body), read.dst.tensor
 
 
 def other_rows(p, rng):
@@ -275,7 +276,7 @@ def test_faults_are_found(block):
 def test_an_error_names_the_place():
     whole = program(0)
     p = whole.train[1]
-    (k,) = (k for k, x in enumerate(p.body) if isinstance(x, moves.Bring) and isinstance(x.origin, SlotsOfSources))
+    (k,) = (k for k, x in enumerate(p.body) if isinstance(x, Copy) and isinstance(x.src.rows, SlotsOfSources))
     faulty = replace(whole, train=(whole.train[0], replace(p, body=without(p.body, k)), *whole.train[2:]))
     with pytest.raises(ProgramError, match=f"pass '{p.name}', batch {p.order[0]}, compute: .*slot"):
         check_program(faulty)

@@ -15,12 +15,12 @@ from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.call import Ref, call, with_drops
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.check_slots import ProgramError
-from hongtu.plan.program.instruction import Contended, Picks, Stores
-from hongtu.plan.program.origins import Column, HostRows, OfChunk, SlotsOfSources
+from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.moves import Copy, Ref, call, with_drops
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, Contended, OfChunk, Picked, Picks, SlotsOfSources
 from tests.interpreter import Interpreter
 
 CASES = 300  # tiny graphs per policy
@@ -46,6 +46,18 @@ def random_case(rng: np.random.Generator, max_vertices: int = 12, max_chunks: in
     return topology, schedule, dense
 
 
+def bring(name, rows, where="plan"):
+    return Copy(link="topology", dst=Ref(tensor=name, rows=FRONT), src=Ref(tensor=name, where=where, rows=rows))
+
+
+def cache_of(name, picks, at, access="read"):
+    return Ref(tensor=name, rows=Picked(picks, "slot", at), access=access)
+
+
+def peers(name, picks, at, access="read"):
+    return Ref(tensor=name, where="peer", rows=Picked(picks, "peer_slot", at), access=access)
+
+
 def program_of(topology, plan):
     """Forward A times the features; backward A^T times the labels, with the features' rows brought and A times them
     once more."""
@@ -54,46 +66,52 @@ def program_of(topology, plan):
     def a_pass(direction):
         backward = direction == "backward"
         begin, end = ([Picks(devices, mirrors, of) for mirrors in (False, True)] for of in (backward, not backward))
-        weight = [moves.Bring(name="edge_weight", origin=OfChunk("edges"))] * (topology.edge_weight is not None)
+        weight = topology.edge_weight is not None
         matrix = ("indptr", "local_source", "slot_of_source", "edge_weight" if weight else None)
         body = [
-            moves.Bring(name="load_slots", origin=Column(begin[0], "slot")),
-            moves.Bring(name="load_rows", origin=Column(begin[0], "row")),
-            moves.Load(tensor=FEATURES, cache="cache", picks=begin[0]),
-            moves.Bring(name="pull_to", origin=Column(begin[1], "slot")),
-            moves.Bring(name="pull_from", origin=Column(begin[1], "peer_slot")),
-            moves.Pull(cache="cache", picks=begin[1]),
-            moves.Bring(name="indptr", origin=OfChunk("pointers")),
-            moves.Bring(name="local_source", origin=OfChunk("edges")),
-            moves.Bring(name="slot_of_source", origin=SlotsOfSources(devices)),
-            *weight,
-        ]
-        cache, gradients = (Ref(tensor=n, rows="sources", access=access)
-                            for n, access in (("cache", "read"), ("gradient_cache", Stores(False))))  # fmt: skip
+            bring("load_slots", Picked(begin[0], "slot")),
+            bring("load_rows", Picked(begin[0], "row")),
+            Copy(link="load", dst=cache_of("cache", begin[0], "load_slots"),
+                 src=Ref(tensor=FEATURES, where="host", rows=Picked(begin[0], "row", "load_rows"))),
+            bring("pull_to", Picked(begin[1], "slot")),
+            bring("pull_from", Picked(begin[1], "peer_slot")),
+            Copy(link="pull", dst=cache_of("cache", begin[1], "pull_to"), src=peers("cache", begin[1], "pull_from")),
+            bring("indptr", OfChunk("pointers"), "graph"),
+            bring("local_source", OfChunk("edges"), "graph"),
+            bring("slot_of_source", SlotsOfSources("sources", devices=devices)),
+            *[bring("edge_weight", OfChunk("edges"), "graph")] * weight,
+        ]  # fmt: skip
+        values, gradients = (
+            Ref(tensor=name, rows=SOURCES, access=access)
+            for name, access in (("cache", "read"), ("gradient_cache", Stores(False)))
+        )
         out = Ref(tensor=OUTPUT, where="host", access=Stores(True))
         compute = [
             call("new", gives="a", columns=2),
-            call("sum", *matrix, "a", gives="a", at=cache, mean=False),
-            call("write", "a", gives="a", at=out, holds=False, kept=None),
+            call("sum", *matrix, "a", gives="a", at=values, mean=False),
+            call("write", "a", gives="a", at=out, holds=False),
         ]
-        sends = [moves.Deliver(name=OUTPUT, stores=Stores(True))]
+        sends = [Copy(link="write", dst=out, src=Ref(tensor=OUTPUT, rows=FRONT))]
         if backward:
             compute += [call("transpose_sum", *matrix, "labels", at=gradients, mean=False)]
             body += [
-                moves.Bring(name="push_from", origin=Column(end[1], "slot")),
-                moves.Bring(name="push_to", origin=Column(end[1], "peer_slot")),
-                moves.Bring(name="flush_slots", origin=Column(end[0], "slot")),
-                moves.Bring(name="labels", origin=HostRows()),
-                moves.Zero(cache="gradient_cache", picks=begin[0], slots="load_slots"),
-                moves.Zero(cache="gradient_cache", picks=begin[1], slots="pull_to"),
-            ]
-            sends = [
-                moves.Push(cache="gradient_cache", picks=end[1], contended=Contended(end[1], range(topology.chunks))),
-                *sends,
-                moves.Flush(tensor=gradient(FEATURES), cache="gradient_cache", picks=end[0],
-                            stores=(Stores(False),) * len(devices)),
+                bring("push_from", Picked(end[1], "slot")),
+                bring("push_to", Picked(end[1], "peer_slot")),
+                bring("flush_slots", Picked(end[0], "slot")),
+                bring("labels", DESTINATIONS, "host"),
+                *(call("zero_rows", at=cache_of("gradient_cache", picks, name, Stores(True)))
+                  for picks, name in ((begin[0], "load_slots"), (begin[1], "pull_to"))),
             ]  # fmt: skip
-        names = {x.name: "int64" for x in body if isinstance(x, moves.Bring)}
+            flushed = Ref(tensor=gradient(FEATURES), where="host", rows=Picked(end[0], "row"),
+                          access=(Stores(False),) * len(devices))  # fmt: skip
+            sends = [
+                Copy(link="push", contended=Contended(end[1], range(topology.chunks)),
+                     dst=peers("gradient_cache", end[1], "push_to", Stores(False)),
+                     src=cache_of("gradient_cache", end[1], "push_from")),
+                *sends,
+                Copy(link="flush", dst=flushed, src=cache_of("gradient_cache", end[0], "flush_slots")),
+            ]  # fmt: skip
+        names = {x.dst.tensor: "int64" for x in body if isinstance(x, Copy) and x.link == "topology"}
         names |= {"labels": "float", "edge_weight": "float"}
         rows = 2 * count + topology.num_edges
         buffers = tuple(

@@ -1,4 +1,4 @@
-"""A kind of instruction is known everywhere: run, described, checked, and counted where it moves bytes."""
+"""A kind of instruction is known everywhere: run, described, and counted where it moves bytes."""
 
 from __future__ import annotations
 
@@ -10,43 +10,38 @@ import pytest
 
 from hongtu.engine.body import Body
 from hongtu.engine.executor import Executor
-from hongtu.plan.program import chunk_body, moves, predict, spilling, waiting
-from hongtu.plan.program.call import Call
+from hongtu.metrics import LINKS
+from hongtu.plan.program import chunk_body, compile, moves
 from hongtu.plan.program.instruction import Instruction
 
-
-def kinds(*modules):
-    every = [x for module in modules for x in vars(module).values() if inspect.isclass(x)]
-    return [x for x in every if issubclass(x, Instruction) and x not in (Instruction, Call)]
+KINDS = [x for x in vars(moves).values() if inspect.isclass(x) and issubclass(x, Instruction) and x is not Instruction]
 
 
-CROSS = (moves.Cross,)
-AROUND = (moves.Place, moves.Free, moves.BeginMoments, moves.EndMoments, moves.SumStatistics, moves.LossOverEdges)
-WAITS = tuple(kinds(waiting))
-MOVE_NOTHING = (*AROUND, *WAITS, moves.Zero, moves.Compute)
-MOVE_NOTHING += (moves.Ship, moves.Post)  # what they move is counted elsewhere
+def calls(module):
+    """The kernels that a module calls, each with the names of its arguments."""
+    found = [x for x in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(x, ast.Call)]
+    found = [x for x in found if isinstance(x.func, ast.Name) and x.func.id == "call"]
+    return [(x.args[0].value, {keyword.arg for keyword in x.keywords} - {"gives", "arrays", "on"}) for x in found]
 
 
-@pytest.mark.parametrize("kind", kinds(moves, waiting, spilling))
-def test_a_move_is_run_described_and_counted(kind):
-    assert hasattr(Executor, kind.verb) and "words" in vars(kind)
-    counted = {
-        case.cls.attr for case in ast.walk(ast.parse(inspect.getsource(predict))) if isinstance(case, ast.MatchClass)
-    }
-    assert (kind.__name__ in counted) != issubclass(kind, MOVE_NOTHING), "counted, or moves nothing"
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (moves.Copy, moves.Call)])
+def test_a_kind_is_run(kind):
+    assert hasattr(Executor, kind.verb)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds(moves, waiting, spilling) if kind not in (*AROUND, *CROSS)])
-def test_a_move_of_a_batch_has_its_stream(kind):
-    assert (kind.on in get_args(waiting.StreamName)) != issubclass(kind, WAITS)
+@pytest.mark.parametrize("link", get_args(moves.Link))
+def test_a_link_of_copies_is_run_and_counted(link):
+    assert link in LINKS and moves.ON[link] in get_args(moves.StreamName)
+    assert hasattr(Executor, link) or link == "disk"
+
+
+def test_copies_of_the_disk_are_run_by_where_they_go():
+    assert hasattr(Executor, "recall") and hasattr(Executor, "spill")
 
 
 def test_a_kernel_is_run_with_the_arguments_that_it_is_given():
     """What the planner calls has a method with these names."""
-    calls = [x for x in ast.walk(ast.parse(inspect.getsource(chunk_body))) if isinstance(x, ast.Call)]
-    calls = [x for x in calls if isinstance(x.func, ast.Name) and x.func.id == "call"]
-    assert len(calls) > 20
-    for x in calls:
-        named = {keyword.arg for keyword in x.keywords} - {"gives", "arrays"}
-        known = inspect.signature(getattr(Body, x.args[0].value)).parameters
-        assert named <= {*known}, x.args[0].value
+    assert len(calls(chunk_body)) > 20
+    for kernel, named in calls(chunk_body):
+        assert named <= {*inspect.signature(getattr(Body, kernel)).parameters}, kernel
+    assert len(calls(compile)) == 5 and all(hasattr(Executor, kernel) for kernel, _ in calls(compile))

@@ -12,13 +12,13 @@ from copy import deepcopy
 import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.program import moves, spilling, waiting
-from hongtu.plan.program.call import Call, Ref
+from hongtu.plan.program import moves
 from hongtu.plan.program.check_slots import ProgramError, Slots, demand
 from hongtu.plan.program.check_spilled import Spilled
 from hongtu.plan.program.instruction import Instruction, Stores
-from hongtu.plan.program.origins import Column, HostRows, SlotsOfSources
+from hongtu.plan.program.moves import Call, Copy, Ref
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.rows import DESTINATIONS, SOURCES, PartOfChunk, Picked, SlotsOfSources
 
 GIVEN = (  # on the host from the start
     FEATURES, "ids", "statistics", "factors", "edge_id_start", "labels", "loss_bits",
@@ -139,26 +139,25 @@ class _Pass:
         self._check_places()
         self.slots = Slots(p, {k: v for k, v in self.memory.rows.items() if not k.startswith("structure ")})
         self._check_schedule()
-        self.spilled = {x.name for x in p.body if isinstance(x, spilling.Spill)}
-        self.spilled |= {x.tensor for x in p.body if isinstance(x, spilling.SpillPicks)}
+        self.spilled = {x.src.tensor for x in p.body if isinstance(x, Copy) and x.verb == "spill"}
         for step, batch in enumerate(p.order):
             self.slots.begin(step)
             self.memory.disk.begin(p, batch)
             self.step, self.batch = step, batch
             self.registers: set[str] = set()
             self.packed: list[str] = []  # what is in staging memory and was not shipped
-            self.sent: dict[str, Call] = {}  # by tensor on the host, what is to be delivered
+            self.sent: dict[str, Ref] = {}  # by tensor on the host, what is to be delivered
             self.chunks = p.busy(batch)
             self.sources: dict[int, np.ndarray] = {}
             for x in (*p.recalls, *p.body):
                 self._try(x, lambda x=x: self._step(x), batch)
-        caches = (x.at for x in p.every if isinstance(x, Call) and x.at is not None and x.at.rows == "sources")
+        caches = (x.at for x in p.every if isinstance(x, Call) and x.at is not None and x.at.rows is SOURCES)
         adds = {at.tensor for at in caches if at.access != "read" and at.tensor in self.slots.held}
         self._named(f"{self.at}, at its end", lambda: self.slots.end(adds))
         everything = np.arange(self.memory.num_vertices)
         for x in p.after:
-            if isinstance(x, moves.LossOverEdges):
-                self._try(x, lambda x=x: self.memory.read(x.output, "host", everything))
+            if isinstance(x, Call) and x.kernel == "loss_over_edges":
+                self._try(x, lambda x=x: self.memory.read(x.settings["output"], "host", everything))
             elif isinstance(x, moves.Cross):
                 self._try(x, lambda x=x: self.memory.crossed(x))
         for x in p.frees:
@@ -185,10 +184,10 @@ class _Pass:
     def _check_places(self) -> None:
         """Rows come from the disk before the body that needs them, and are copied but where the device is the host and
         wants every row of a chunk."""
-        body, recalls = self.p.body, spilling.Recall | spilling.RecallGiven | spilling.RecallPicks
-        demand(not any(isinstance(x, recalls) for x in body), f"{self.at}: the body recalls")
-        in_place = any(isinstance(x, moves.Bring) and x.origin.in_place for x in body)
-        may = self.p.view.active is None and not any(isinstance(x, waiting.Wait) and x.event == "sent" for x in body)
+        body = self.p.body
+        demand(not any(x.verb == "recall" for x in body), f"{self.at}: the body recalls")
+        in_place = any(isinstance(x, Copy) and x.in_place for x in body)
+        may = self.p.view.active is None and not any(isinstance(x, moves.Wait) and x.event == "sent" for x in body)
         demand(may or not in_place, f"{self.at}: rows that have come from the disk are not copied")
 
     def _check_schedule(self) -> None:
@@ -203,76 +202,98 @@ class _Pass:
     def _own_rows(self, chunk: int) -> np.ndarray:
         return np.r_[self.p.view.destinations(chunk)]
 
-    def _write(self, name: str, where: str, chunk: int, stores: Stores) -> None:
-        """The chunk's own rows of a tensor."""
-        rows = self._own_rows(chunk)
-        self.memory.write(name, where, rows, Stores(stores.of(rows)))
-
     def _step(self, x: Instruction) -> None:
-        slots, memory = self.slots, self.memory
-        if isinstance(x, moves.Bring) and x.name in self.p.staging[0]:
-            self.packed.append(x.name)
-        if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Compute):
-            demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
-        if isinstance(x, moves.Load | moves.Pull | moves.Zero | moves.Push | moves.Flush):
-            getattr(slots, x.verb)(x, self.batch)
-        if x.on == "disk":
-            getattr(memory.disk, x.verb)(x)
-        elif isinstance(x, moves.Load):
-            kept = memory.disk.here.get((x.tensor, "bucket"))
-            demand(kept is not None or not x.from_bucket, f"the rows of {x.tensor} were not recalled")
-            for i in range(len(self.p.buffers)):
-                rows = x.picks.column("row", i, self.batch)
-                memory.read(x.tensor, "host", rows if kept is None else rows[rows < kept.end[i]])
-        elif isinstance(x, moves.Flush):
-            demand(x.to_bucket is not None or x.tensor not in self.spilled, f"{x.tensor} does not go to its bucket")
-            for i in range(len(self.p.buffers)):
-                rows = x.picks.column("row", i, self.batch)
-                here = np.flatnonzero(rows < (memory.num_vertices if x.to_bucket is None else x.to_bucket.end[i]))
-                stores = x.stores[i].of(x.picks.of(i, self.batch))
-                stores = stores if isinstance(stores, bool) else stores[here]
-                memory.write(x.tensor, "host", rows[here], Stores(stores))
-        elif isinstance(x, moves.Post):
-            memory.post(x, self.step)
-        elif isinstance(x, moves.Bring):
-            self._bring(x)
-        elif isinstance(x, moves.Deliver):
-            demand(x.name in self.sent, "nothing was written to be delivered")
-            sent, away = self.sent[x.name], memory.disk.on_disk(x.kept)
-            demand(sent.settings["kept"] is x.kept, f"{x.name} was written to other memory")
-            demand(not away or x.name in self.spilled, f"the rows of {x.name} are never spilled")
-            for _, chunk in (one for one in self.chunks if one not in away):
-                rows = self._own_rows(chunk)
-                assert sent.at is not None and isinstance(sent.at.access, Stores)
-                alike = bool(np.all(sent.at.access.of(rows) == x.stores.of(rows)))
-                demand(alike, f"{x.name} was written to be stored where it is added, or the other way round")
-                self._write(x.name, "host", chunk, x.stores)
-        elif isinstance(x, moves.Ship):
-            packed = tuple(self.packed)
-            demand(packed == x.names, f"{', '.join(packed)} are packed, {', '.join(x.names)} shipped")
-            self.packed.clear()
-        elif isinstance(x, moves.Compute):
-            self._compute(x)
+        match x:
+            case Copy():
+                if x.dst.tensor in self.p.staging[0]:
+                    self.packed.append(x.dst.tensor)
+                elif x.link in ("load", "pull"):
+                    self._shipped()
+                getattr(self, f"_{x.verb}")(x)
+            case moves.Post():
+                self.memory.post(x, self.step)
+            case moves.Ship():
+                packed = tuple(self.packed)
+                demand(packed == x.names, f"{', '.join(packed)} are packed, {', '.join(x.names)} shipped")
+                self.packed.clear()
+            case Call():
+                self._shipped()
+                self.slots.zero(x, self.batch)
+            case moves.Compute():
+                self._shipped()
+                self._compute(x)
 
-    def _bring(self, x: moves.Bring) -> None:
-        memory, fills = self.memory, isinstance(x, moves.Fill)
-        match x.origin:
-            case Column() as column:
-                self.slots.bring_picks(x.name, column, self.batch)
-                return
-            case SlotsOfSources() as slots:
-                self.sources = {chunk: slots.of(i, self.batch) for i, chunk in self.chunks}
-                if isinstance(x, moves.Fill):
-                    memory.slots.setdefault(x.buffer, {}).update(self.sources)
-            case HostRows() if isinstance(x, moves.Fill):
-                for _, chunk in self.chunks if (x.buffer, "device") in memory.written else ():
-                    memory.write(x.buffer, "device", self._own_rows(chunk), Stores(True))
-            case HostRows(kept=kept):
-                away, same = memory.disk.on_disk(kept), memory.disk.here.get((x.name, "rows")) is kept
-                demand(same, f"the rows of {x.name} that are on the disk are not those that were recalled")
-                for _, chunk in (one for one in self.chunks if one not in away):
-                    memory.read(x.name, "host", self._own_rows(chunk))
-        self.registers |= set() if fills else {x.name}
+    def _shipped(self) -> None:
+        demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
+
+    def _recall(self, x: Copy) -> None:
+        self.memory.disk.recall(x.src)
+
+    def _spill(self, x: Copy) -> None:
+        self.memory.disk.spill(x.dst)
+
+    def _pull(self, x: Copy) -> None:
+        self.slots.pull(x, self.batch)
+
+    def _push(self, x: Copy) -> None:
+        self.slots.push(x, self.batch)
+
+    def _load(self, x: Copy) -> None:
+        memory, src = self.memory, x.src
+        self.slots.load(x, self.batch)
+        assert isinstance(src.rows, Picked)
+        kept = memory.disk.here.get((src.tensor, "bucket"))
+        demand(kept is not None or src.where != "window", f"the rows of {src.tensor} were not recalled")
+        for i in range(len(self.p.buffers)):
+            rows = src.rows.picks.column("row", i, self.batch)
+            memory.read(src.tensor, "host", rows if kept is None else rows[rows < kept.end[i]])
+
+    def _flush(self, x: Copy) -> None:
+        memory, dst = self.memory, x.dst
+        self.slots.flush(x, self.batch)
+        assert isinstance(dst.rows, Picked) and isinstance(dst.access, tuple)
+        demand(dst.kept is not None or dst.tensor not in self.spilled, f"{dst.tensor} does not go to its bucket")
+        for i in range(len(self.p.buffers)):
+            rows = dst.rows.picks.column("row", i, self.batch)
+            here = np.flatnonzero(rows < (memory.num_vertices if dst.kept is None else dst.kept.end[i]))
+            stores = dst.access[i].of(dst.rows.picks.of(i, self.batch))
+            stores = stores if isinstance(stores, bool) else stores[here]
+            memory.write(dst.tensor, "host", rows[here], Stores(stores))
+
+    def _write(self, x: Copy) -> None:
+        name, stores, kept = x.dst.tensor, x.dst.access, x.dst.kept
+        demand(name in self.sent, "nothing was written to be delivered")
+        sent, away = self.sent[name], self.memory.disk.on_disk(kept)
+        demand(sent.kept is kept, f"{name} was written to other memory")
+        demand(not away or name in self.spilled, f"the rows of {name} are never spilled")
+        assert isinstance(sent.access, Stores) and isinstance(stores, Stores)
+        for _, chunk in (one for one in self.chunks if one not in away):
+            rows = self._own_rows(chunk)
+            alike = bool(np.all(sent.access.of(rows) == stores.of(rows)))
+            demand(alike, f"{name} was written to be stored where it is added, or the other way round")
+            self.memory.write(name, "host", rows, Stores(stores.of(rows)))
+
+    def _topology(self, x: Copy) -> None:
+        """An array, or a chunk's rows, to a register or where it stays."""
+        memory, src, dst = self.memory, x.src, x.dst
+        fills, name = isinstance(dst.rows, PartOfChunk), dst.tensor
+        if isinstance(src.rows, Picked):
+            self.slots.bring_picks(name, src.rows, self.batch)
+            return
+        if isinstance(src.rows, SlotsOfSources):
+            self.sources = {chunk: src.rows.of(i, self.batch) for i, chunk in self.chunks}
+            if fills:
+                memory.slots.setdefault(name, {}).update(self.sources)
+        elif src.where == "host" and src.rows is DESTINATIONS:
+            away, same = memory.disk.on_disk(src.kept), memory.disk.here.get((src.tensor, "rows")) is src.kept
+            demand(same, f"the rows of {src.tensor} that are on the disk are not those that were recalled")
+            for _, chunk in (one for one in self.chunks if one not in away):
+                memory.read(src.tensor, "host", self._own_rows(chunk))
+                if fills and (name, "device") in memory.written:
+                    memory.write(name, "device", self._own_rows(chunk), Stores(True))
+        self.registers |= set() if fills else {name}
+
+    _read = _topology
 
     def _compute(self, x: moves.Compute) -> None:
         for y in x.body:
@@ -297,14 +318,14 @@ class _Pass:
         if y.kernel == "write":
             picks = self.p.view.active is not None
             demand(("row_in_chunk" in y.takes) == picks, f"{at.tensor} is written to other rows than the pass computes")
-        if at.rows == "part" and y.gives == ("slot_of_source",):
+        if isinstance(at.rows, PartOfChunk) and y.gives == ("slot_of_source",):
             self.sources = memory.slots[at.tensor]
-        elif at.rows == "destinations" and at.where == "host":
-            self.sent[at.tensor] = y
-        elif at.rows in ("destinations", "sources"):
+        elif at.rows is DESTINATIONS and at.where == "host":
+            self.sent[at.tensor] = at
+        elif at.rows in (DESTINATIONS, SOURCES):
             for i, chunk in self.chunks:
                 rows = self._own_rows(chunk)
-                if at.rows == "sources":
+                if at.rows is SOURCES:
                     rows = self.p.view.neighbour_set(chunk)
                     self.slots.take(at.tensor, i, self.sources[chunk], rows, f"chunk {chunk}")
                     if (at.tensor, at.where) not in memory.written:

@@ -5,11 +5,13 @@ Legend: V vertices; C slots of a cache; S sources of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from hongtu.plan.program.moves import Flush, Load, Pull, Push, Zero
-from hongtu.plan.program.origins import Column
+from hongtu.plan.program.moves import Call, Copy, Ref
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.rows import Picked, Picks
 
 NONE = -1  # no row
 NEVER = -(1 << 30)  # a step before every other
@@ -58,13 +60,19 @@ class Slots:
         self._step = step
         self._staged.clear()
 
-    def bring_picks(self, name: str, column: Column, batch: int) -> None:
+    def bring_picks(self, name: str, column: Picked, batch: int) -> None:
         self._staged[name] = [column.of(i, batch) for i in range(len(self._p.buffers))]
 
-    def _get(self, name: str, device: int, expected: int) -> np.ndarray:
+    def _index(self, ref: Ref, device: int, batch: int) -> np.ndarray:
+        """What was brought of where the rows of a reference are."""
+        assert isinstance(ref.rows, Picked)
+        name, column = ref.rows.at, ref.rows.of(device, batch)
         demand(name in self._staged, f"{name} was not brought")
         found = self._staged[name][device]
-        demand(len(found) == expected, f"device {device}: {name} has {len(found)} entries, {expected} rows move")
+        count = f"{name} has {len(found)} entries, {len(column)} rows move"
+        demand(len(found) == len(column), f"device {device}: {count}")
+        if ref.where in ("host", "window"):
+            demand(np.array_equal(found, column), f"device {device}: {name} are of other rows")
         return found
 
     def _fill(self, name: str, device: int, slots: np.ndarray, rows: np.ndarray, *, lost: bool) -> None:
@@ -95,43 +103,42 @@ class Slots:
         demand(not wrong.any(), f"device {device}: {what} needs row {row} in slot {slot} of {name}, it is not there")
         self._used[name][device][slots] = self._step
 
-    def load(self, x: Load, batch: int) -> None:
-        self._open(x, batch, "load_slots", lost=False)
+    def load(self, x: Copy, batch: int) -> None:
+        for i, _, rows in self._picked(x.src, batch):
+            self._index(x.src, i, batch)
+            self._fill(x.dst.tensor, i, self._index(x.dst, i, batch), rows, lost=False)
 
-    def zero(self, x: Zero, batch: int) -> None:
-        self._open(x, batch, x.slots, lost=True)
+    def zero(self, x: Call, batch: int) -> None:
+        assert x.at is not None
+        for i, _, rows in self._picked(x.at, batch):
+            self._fill(x.at.tensor, i, self._index(x.at, i, batch), rows, lost=True)
 
-    def _open(self, x: Load | Zero, batch: int, slot_name: str, *, lost: bool) -> None:
+    def _picked(self, ref: Ref, batch: int) -> Iterator[tuple[int, Picks, np.ndarray]]:
+        """Every device with what is picked and of which rows."""
+        assert isinstance(ref.rows, Picked)
         for i in range(len(self._p.buffers)):
-            rows = x.picks.column("row", i, batch)
-            if isinstance(x, Load):
-                same = np.array_equal(self._get("load_rows", i, len(rows)), x.picks.column(x.column, i, batch))
-                demand(same, f"device {i}: load_rows are of other rows")
-            self._fill(x.cache, i, self._get(slot_name, i, len(rows)), rows, lost=lost)
+            yield i, ref.rows.picks, ref.rows.picks.column("row", i, batch)
 
-    def pull(self, x: Pull, batch: int) -> None:
-        for i in range(len(self._p.buffers)):
-            rows = x.picks.column("row", i, batch)
-            source, target = (self._get(name, i, len(rows)) for name in ("pull_from", "pull_to"))
-            for peer, part in x.picks.by_peer(i, batch):
-                self.take(x.cache, peer, source[part], rows[part], f"pull of device {i}")
-            self._fill(x.cache, i, target, rows, lost=False)
+    def pull(self, x: Copy, batch: int) -> None:
+        for i, picks, rows in self._picked(x.src, batch):
+            source, target = self._index(x.src, i, batch), self._index(x.dst, i, batch)
+            for peer, part in picks.by_peer(i, batch):
+                self.take(x.src.tensor, peer, source[part], rows[part], f"pull of device {i}")
+            self._fill(x.dst.tensor, i, target, rows, lost=False)
 
-    def push(self, x: Push, batch: int) -> None:
-        for i in range(len(self._p.buffers)):
-            rows = x.picks.column("row", i, batch)
-            source, target = (self._get(name, i, len(rows)) for name in ("push_from", "push_to"))
-            self.take(x.cache, i, source, rows, "push")
-            for peer, part in x.picks.by_peer(i, batch):
-                self.take(x.cache, peer, target[part], rows[part], f"push of device {i}")
-            self.held[x.cache][i][source] = NONE
+    def push(self, x: Copy, batch: int) -> None:
+        for i, picks, rows in self._picked(x.src, batch):
+            source, target = self._index(x.src, i, batch), self._index(x.dst, i, batch)
+            self.take(x.src.tensor, i, source, rows, "push")
+            for peer, part in picks.by_peer(i, batch):
+                self.take(x.dst.tensor, peer, target[part], rows[part], f"push of device {i}")
+            self.held[x.src.tensor][i][source] = NONE
 
-    def flush(self, x: Flush, batch: int) -> None:
-        for i in range(len(self._p.buffers)):
-            rows = x.picks.column("row", i, batch)
-            slots = self._get("flush_slots", i, len(rows))
-            self.take(x.cache, i, slots, rows, "flush")
-            self.held[x.cache][i][slots] = NONE
+    def flush(self, x: Copy, batch: int) -> None:
+        for i, _, rows in self._picked(x.src, batch):
+            slots = self._index(x.src, i, batch)
+            self.take(x.src.tensor, i, slots, rows, "flush")
+            self.held[x.src.tensor][i][slots] = NONE
 
     def end(self, gradients: set[str]) -> None:
         """No gradient is left in a cache when the pass ends."""

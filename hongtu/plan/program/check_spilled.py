@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.program import spilling
 from hongtu.plan.program.check_slots import demand
+from hongtu.plan.program.moves import Ref
+from hongtu.plan.program.on_disk import Bucket, Laid, Summed
 from hongtu.plan.program.program import PassProgram
 
 
@@ -37,47 +38,53 @@ class Spilled:
         start = self._p.view.chunk_start
         return [(i, chunk) for i, chunk in self._chunks if kept is not None and not kept.has(i, int(start[chunk]))]
 
-    def recall_given(self, x: spilling.RecallGiven) -> None:
-        self.here[x.name, "rows"] = x.kept
+    def recall(self, there: Ref) -> None:
+        """Rows come to staging memory."""
+        name, rows = there.tensor, there.rows
+        assert there.kept is not None
+        if isinstance(rows, Summed):
+            for i, number in self.on_disk(there.kept):
+                self._sum(name, rows, i, number)
+        elif isinstance(rows, Bucket):
+            for i, buckets in enumerate(rows.region.buckets):
+                wanted = {(i, int(chunk)) for chunk in np.flatnonzero(buckets.count[self._batch])}
+                left = wanted - self.taken.get(id(rows.region), set())
+                demand(not left, f"device {i}: {name} of chunks {sorted(c for _, c in left)} was never spilled")
+        self.here[name, "bucket" if isinstance(rows, Bucket) else "rows"] = there.kept
 
-    def recall(self, x: spilling.Recall) -> None:
+    def _sum(self, name: str, rows: Summed, i: int, number: int) -> None:
+        """What was given of a chunk."""
         view = self._p.view
-        for i, number in self.on_disk(x.kept):
-            known, chunk = np.zeros(view.num_vertices, dtype=np.bool_), number - i * view.chunks
-            first, end = (int(v) for v in view.chunk_start[number : number + 2])
-            for given in x.given:
-                if given.own is not None:
-                    there = self.own.get(given.own, np.zeros_like(known))[given.own_rows(first, end)]
-                    demand(bool(there.all()), f"{x.name} of chunk {number} was never spilled")
-                for region in () if given.flushed is None else (given.flushed,):
-                    wanted = np.flatnonzero(region.buckets[i].count[:, chunk])
-                    left = set(wanted.tolist()) - self.flushed.get(id(region), set())
-                    demand(not left, f"{x.name}: what batches {sorted(left)} flush was never spilled")
-                for piece in given.pieces(i, chunk, first, end, 0):
-                    stored = np.broadcast_to(piece.stores, piece.row.shape)
-                    for store, row in zip(stored, piece.row, strict=True):
-                        demand(not (store and known[row]), f"a later writer of row {row} of {x.name} stores")
-                        known[row] = True
-            if x.straight:
-                demand(len(x.given) == 1 and x.given[0].flushed is None, f"{x.name} has to be added up")
-        self.here[x.name, "rows"] = x.kept
+        known, chunk = np.zeros(view.num_vertices, dtype=np.bool_), number - i * view.chunks
+        first, end = (int(v) for v in view.chunk_start[number : number + 2])
+        for given in rows.given:
+            if given.own is not None:
+                there = self.own.get(given.own, np.zeros_like(known))[given.own_rows(first, end)]
+                demand(bool(there.all()), f"{name} of chunk {number} was never spilled")
+            for region in () if given.flushed is None else (given.flushed,):
+                wanted = np.flatnonzero(region.buckets[i].count[:, chunk])
+                left = set(wanted.tolist()) - self.flushed.get(id(region), set())
+                demand(not left, f"{name}: what batches {sorted(left)} flush was never spilled")
+            for piece in given.pieces(i, chunk, first, end, 0):
+                stored = np.broadcast_to(piece.stores, piece.row.shape)
+                for store, row in zip(stored, piece.row, strict=True):
+                    demand(not (store and known[row]), f"a later writer of row {row} of {name} stores")
+                    known[row] = True
+        alone = len(rows.given) == 1 and rows.given[0].flushed is None
+        demand(alone or not rows.straight, f"{name} has to be added up")
 
-    def recall_picks(self, x: spilling.RecallPicks) -> None:
-        for i, buckets in enumerate(x.region.buckets):
-            wanted = {(i, int(chunk)) for chunk in np.flatnonzero(buckets.count[self._batch])}
-            left = wanted - self.taken.get(id(x.region), set())
-            demand(not left, f"device {i}: {x.tensor} of chunks {sorted(c for _, c in left)} was never spilled")
-        self.here[x.tensor, "bucket"] = x.kept
-
-    def spill(self, x: spilling.Spill) -> None:
-        if x.own is not None:
-            there = self.own.setdefault(x.own, np.zeros(self._p.view.num_vertices, dtype=np.bool_))
-            for _, number in self.on_disk(x.kept):
-                there[slice(*self._p.view.chunk_start[number : number + 2])] = True
-        self._give(x.takers)
-
-    def spill_picks(self, x: spilling.SpillPicks) -> None:
-        self.flushed.setdefault(id(x.region), set()).add(self._batch)
+    def spill(self, there: Ref) -> None:
+        """Rows leave staging memory."""
+        rows = there.rows
+        if isinstance(rows, Bucket):
+            self.flushed.setdefault(id(rows.region), set()).add(self._batch)
+            return
+        assert isinstance(rows, Laid)
+        if rows.own is not None:
+            known = self.own.setdefault(rows.own, np.zeros(self._p.view.num_vertices, dtype=np.bool_))
+            for _, number in self.on_disk(there.kept):
+                known[slice(*self._p.view.chunk_start[number : number + 2])] = True
+        self._give(rows.takers)
 
     def _give(self, takers: tuple[Region, ...]) -> None:
         for region in takers:

@@ -9,9 +9,10 @@ from hongtu.graph.sparse_rows import PARTS
 from hongtu.plan.memory.buffers import aggregates_in_place
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.plan.program.call import Call, Ref, call, with_drops
 from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.moves import Call, Ref, call, with_drops
 from hongtu.plan.program.operands import STAYS, gradient_cache, stores, value_cache, where
+from hongtu.plan.program.rows import FRONT, SOURCES, PartOfChunk
 
 OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows
 
@@ -42,8 +43,8 @@ class _Body:
             devices = range(plan.topology.partitions)
             for name, array in needs.structure.items():
                 start = tuple(plan.structure_spans[i][array.over] for i in devices)
-                there = Ref(tensor=STAYS.format(plan.structure_name(p, name)), rows="part")
-                yield call("view", gives=name, at=there, start=start)
+                stays = STAYS.format(plan.structure_name(p, name))
+                yield call("view", gives=name, at=Ref(tensor=stays, rows=PartOfChunk(array.over, start=start)))
         else:
             brought += self.structure
         brought += ["active"] * (needs.identity and pruned) + ["labels", "loss_bits"] * needs.labels
@@ -146,7 +147,7 @@ class _Body:
     def _cache(self, access: Literal["read"] | Stores) -> Ref:
         """The slots of the chunk's sources."""
         cache = (value_cache if access == "read" else gradient_cache)(self.plan, self.p)
-        return Ref(tensor=cache, rows="sources", access=access)
+        return Ref(tensor=cache, rows=SOURCES, access=access)
 
     def _linear_aggregate(self) -> Iterator[Call]:
         """Without gradients."""
@@ -162,7 +163,7 @@ class _Body:
             elif p.saves:
                 yield call("new", gives="a", columns=plan.passes.width[f"a{self._layer}"])
             else:
-                yield call("view", gives="a", at=Ref(tensor="aggregate", rows="front", access=None))
+                yield call("view", gives="a", at=Ref(tensor="aggregate", rows=FRONT, access=None))
             yield call("sum", *self._matrix, "a", gives="a", at=self._cache("read"), mean=shape.reduce == "mean")
         if shape.combined:
             yield call("combine", "a", *p.s, gives="a", arrays=self.of_rows, layer=self._layer)
@@ -191,9 +192,9 @@ class _Body:
     def _write(self, name: str, register: str, *, holds: bool = False) -> Call:
         """A register to the destinations' rows of a vertex tensor; where they lie then is what the register has, and,
         if it ``holds`` that, what is saved of it."""
-        plan, there = self.plan, Ref(tensor=name, where=where(self.plan, name), access=stores(self.plan, self.p, name))
-        kept = plan.kept.get(name)
-        return call("write", register, *self.picks, gives=register, at=there, holds=holds, kept=kept)
+        plan, stored = self.plan, stores(self.plan, self.p, name)
+        there = Ref(tensor=name, where=where(plan, name), access=stored, kept=plan.kept.get(name))
+        return call("write", register, *self.picks, gives=register, at=there, holds=holds)
 
     @property
     def _matrix(self) -> tuple[str | None, ...]:

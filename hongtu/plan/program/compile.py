@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd
 
 import numpy as np
 
-from hongtu.graph.sparse_rows import PARTS
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.memory.disk import is_straight
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT, Array
+from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.plan.program import moves, spilling, waiting
+from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body
-from hongtu.plan.program.instruction import Contended, Given, Instruction
-from hongtu.plan.program.operands import (
-    STAYS,
-    Picked,
-    flushed,
-    gradient_cache,
-    stores,
-    transfers_of,
-    value_cache,
-    where,
+from hongtu.plan.program.copies import (
+    array_of,
+    bring,
+    bring_chunk,
+    bring_neighbours,
+    packed,
+    recall,
+    recalls,
+    spill,
+    spills,
 )
-from hongtu.plan.program.origins import Column, HostRows, OfChunk, Origin, SlotsOfSources, SparsePart
+from hongtu.plan.program.instruction import Instruction, Stores
+from hongtu.plan.program.moves import Call, Copy, Ref, call
+from hongtu.plan.program.on_disk import Laid
+from hongtu.plan.program.operands import STAYS, Exchanged, flushed, gradient_cache, stores, where
 from hongtu.plan.program.posting import posts
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.rows import FRONT, Contended, PartOfChunk, Picked, Picks
 
 
 def compile_plan(plan: PlannedMemory) -> Program:
@@ -62,7 +63,7 @@ def _eager(plan: PlannedMemory, train: tuple[PassProgram, ...]) -> str:
 
 def _first_pass(plan: PlannedMemory) -> PassProgram:
     """What goes to the devices to stay there: the chunks' structure, the features."""
-    before, recalls, body = list[Instruction](), list[Instruction](), list[Instruction]()
+    before, recalled, body = list[Instruction](), list[Instruction](), list[Instruction]()
     devices = range(plan.topology.partitions)
     if plan.choice.structure:
         for stays, (p, source, array) in plan.structure.items():
@@ -72,7 +73,9 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             before.append(
                 moves.Place(name=buffer, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
             )
-            body.append(moves.Fill(name=source, origin=_origin(plan, p, source, array), buffer=buffer, start=start))
+            body.append(
+                bring(array_of(plan, p, source, array), Ref(tensor=buffer, rows=PartOfChunk(array.over, start=start)))
+            )
     if FEATURES in plan.resident:
         starts = plan.topology.partition_start
         start = tuple(
@@ -80,12 +83,13 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             for i in devices
         )
         before.append(_place(plan, FEATURES, zero=False))
-        body.append(moves.Fill(name=FEATURES, origin=HostRows(), buffer=FEATURES, start=start, link="read"))
+        into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
+        body.append(Copy(link="read", dst=into, src=Ref(tensor=FEATURES, where="host")))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
         kept = plan.kept[FEATURES]
-        recalls.append(spilling.RecallGiven(name=FEATURES, kept=kept))
-        body.append(spilling.Spill(name=FEATURES, kept=kept, own=None, takers=tuple(takers)))
+        recalled.append(recall(plan, None, FEATURES))
+        body.append(spill(FEATURES, kept, Laid(None, tuple(takers))))
         chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
         columns = plan.passes.width[FEATURES]
         staging = tuple({f"disk {FEATURES}": Buffer((int(rows), columns), FLOAT)} for rows in chunks)
@@ -93,16 +97,8 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
         buffers=tuple({} for _ in devices), staging=staging,
-        before=tuple(before), recalls=tuple(recalls), body=tuple(body), after=(), frees=(),
+        before=tuple(before), recalls=tuple(recalled), body=tuple(body), after=(), frees=(),
     )  # fmt: skip
-
-
-HOST_ROWS = (
-    "ids",
-    "statistics",
-    "factors",
-    "edge_id_start",
-)  # arrays of a chunk's structure that are rows of host tensors
 
 
 def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = ()) -> moves.Place:
@@ -118,7 +114,7 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
     devices = range(plan.topology.partitions)
     schedule = np.asarray(plan.schedule(p))
     order = range(schedule.shape[1])
-    recalls, spills = tuple(_recalls(plan, p)), tuple(_spills(plan, p))
+    recalled, spilled = tuple(recalls(plan, p)), tuple(spills(plan, p))
     return PassProgram(
         name=p.name,
         view=plan.view(p),
@@ -129,9 +125,9 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         staging=tuple(plan.host_staging(p, i) for i in devices),
         keeps=plan.keeps_scripts(p),
         before=tuple(_before(plan, p)),
-        recalls=recalls,
-        ahead=plan.disk_sets(p) - 1 if recalls or spills else 0,
-        body=tuple(_body(plan, p, spills, recalls=bool(recalls))),
+        recalls=recalled,
+        ahead=plan.disk_sets(p) - 1 if recalled or spilled else 0,
+        body=tuple(_body(plan, p, spilled, from_disk=bool(recalled))),
         after=tuple(_after(plan, p)),
         frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if plan.has_memory(n)),
     )
@@ -149,204 +145,92 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     for crossing in plan.crossings.fetched(p):
         yield moves.Cross(tensor=str(p.exchange), crossing=crossing, link="fetch")
     if p.moments is not None and p.stage is not None and p.direction == "forward":
-        yield moves.BeginMoments(stage=p.stage, columns=plan.passes.width[p.moments])
+        yield call("begin_moments", on="dispatch", stage=p.stage, columns=plan.passes.width[p.moments])
 
 
 def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.moments is not None and p.stage is not None and p.direction == "forward":
-        yield moves.EndMoments(stage=p.stage)
+        yield call("end_moments", on="dispatch", stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
-        yield moves.SumStatistics(layer=p.layer)
+        yield call("sum_statistics", on="dispatch", layer=p.layer)
     for crossing in plan.crossings.sent_back(p):
         yield moves.Cross(tensor=str(p.flush), crossing=crossing, link="send")
     if p.edge_loss:
-        yield moves.LossOverEdges(output=OUTPUT, gradient=gradient(OUTPUT))
+        yield call("loss_over_edges", on="dispatch", output=OUTPUT, gradient=gradient(OUTPUT))
 
 
-def _recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
-    """What one batch has from the disk."""
-    found: list[Instruction] = []
-    region = plan.disk.loaded.get((p.name, str(p.exchange)))
-    if region is not None:
-        name, picks = str(p.exchange), Picked(plan, p).of("begin", mirrors=False)
-        found.append(spilling.RecallPicks(tensor=name, kept=plan.kept[name], region=region, picks=picks))
-    found += [_recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
-    if found:
-        if plan.choice.staging:
-            yield waiting.Wait(stream="disk", event="brought", why="recall: the last rows have left staging")
-        yield from found
-        yield waiting.Signal(stream="disk", event="recalled")
-
-
-def _body(plan: PlannedMemory, p: Pass, spills: tuple[Instruction, ...], *, recalls: bool) -> Iterator[Instruction]:
+def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, from_disk: bool) -> Iterator[Instruction]:
     """One batch: bring, compute, deliver; with waits where device and host have memories of their own. The last batch
     of the set was as many before this one as there are sets; slots that this one fills were retired by then, for the
     plan keeps every row that much longer. Where rows have been recalled, the disk had taken that batch's before."""
     staged = plan.choice.staging > 0
     if staged:
-        yield waiting.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
+        yield moves.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
         if not plan.keeps_scripts(p):
             why = "stage: the last copies are through"  # peers have pulled, too
-            yield waiting.Wait(stream="dispatch", event="brought", why=why)
+            yield moves.Wait(stream="dispatch", event="brought", why=why)
         elif plan.choice.staging == 1 and _is_pulled(plan, p):  # else rows that are pulled stay a batch longer
-            yield waiting.Meet(stream="load", why="load: peers have pulled the last")
-    if recalls:
-        yield waiting.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
-    brought = (*_bring_neighbours(plan, p, staged=staged), *_bring_chunk(plan, p))
-    yield from _packed(plan, p, brought) if staged else brought
+            yield moves.Meet(stream="load", why="load: peers have pulled the last")
+    if from_disk:
+        yield moves.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
+    brought = (*bring_neighbours(plan, p, staged=staged), *bring_chunk(plan, p))
+    yield from packed(plan, p, brought) if staged else brought
     if staged:
-        yield waiting.Signal(stream="load", event="brought")
-        yield waiting.Wait(
-            stream="compute", event="brought", why="compute: inputs are there, the last results are away"
-        )
-    cache, picks = gradient_cache(plan, p), Picked(plan, p)
+        yield moves.Signal(stream="load", event="brought")
+        yield moves.Wait(stream="compute", event="brought", why="compute: inputs are there, the last results are away")
+    cache, picks = gradient_cache(plan, p), Exchanged(plan, p)
     if p.flush is not None and picks.loads:
-        yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=False), slots="load_slots")
+        yield _zero(cache, picks.of("begin", mirrors=False), "load_slots")
     if p.flush is not None and picks.shares:
-        yield moves.Zero(cache=cache, picks=picks.of("begin", mirrors=True), slots="pull_to")
+        yield _zero(cache, picks.of("begin", mirrors=True), "pull_to")
     saves = p.saves and p.direction == "forward"
-    if spills and not recalls and not staged:
-        yield waiting.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
+    if spilled and not from_disk and not staged:
+        yield moves.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
     yield moves.Compute(body=chunk_body(plan, p), graph=p.saves or p.direction != "forward", saves=saves)
     if p.flush is not None and picks.shares:
         if staged:
-            yield waiting.Meet(stream="compute", why="push: the owner has computed")
+            yield moves.Meet(stream="compute", why="push: the owner has computed")
         ends = picks.of("end", mirrors=True)
-        yield moves.Push(cache=cache, picks=ends, contended=Contended(ends, range(plan.view(p).chunks)))
+        yield Copy(
+            link="push", contended=Contended(ends, range(plan.view(p).chunks)),
+            dst=Ref(tensor=cache, where="peer", rows=Picked(ends, "peer_slot", "push_to"), access=Stores(False)),
+            src=Ref(tensor=cache, rows=Picked(ends, "slot", "push_from")),
+        )  # fmt: skip
         if staged:
-            yield waiting.Meet(stream="compute", why="compute: peers have pushed")
+            yield moves.Meet(stream="compute", why="compute: peers have pushed")
     if staged:
-        yield waiting.Follow(stream="flush", other="compute", why="deliver: results are there")
-        yield waiting.Wait(stream="flush", event="added", why="deliver: the host has taken the last")
-    if spills and not recalls and staged:
-        yield waiting.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
+        yield moves.Follow(stream="flush", other="compute", why="deliver: results are there")
+        yield moves.Wait(stream="flush", event="added", why="deliver: the host has taken the last")
+    if spilled and not from_disk and staged:
+        yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
-            yield moves.Deliver(name=name, stores=stores(plan, p, name), kept=plan.kept.get(name))
+            there = Ref(tensor=name, where="host", access=stores(plan, p, name), kept=plan.kept.get(name))
+            yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=FRONT))
     if p.flush is not None and picks.loads:
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)
-        into = flushed(plan, p, p.flush)
-        yield moves.Flush(tensor=p.flush, cache=cache, picks=ends, stores=into, to_bucket=kept)
+        rows = Picked(ends, "row" if kept is None else "place")
+        into = Ref(tensor=p.flush, where="host", rows=rows, access=flushed(plan, p, p.flush), kept=kept)
+        yield Copy(link="flush", dst=into, src=Ref(tensor=cache, rows=Picked(ends, "slot", "flush_slots")))
     leaving = tuple(posts(plan, p))
     if staged and leaving:
-        yield waiting.Follow(stream="host", other="flush", why="post: the rows are on the host")
+        yield moves.Follow(stream="host", other="flush", why="post: the rows are on the host")
     yield from leaving
-    if spills:
+    if spilled:
         for other in ("flush", "host") if staged else ():
-            yield waiting.Follow(stream="disk", other=other, why="spill: the rows are in staging")
-        yield from spills
-        yield waiting.Signal(stream="disk", event="spilled")
+            yield moves.Follow(stream="disk", other=other, why="spill: the rows are in staging")
+        yield from spilled
+        yield moves.Signal(stream="disk", event="spilled")
     if staged:
-        yield waiting.Signal(stream="flush", event="sent")
-        yield waiting.Signal(stream="host", event="added")
+        yield moves.Signal(stream="flush", event="sent")
+        yield moves.Signal(stream="host", event="added")
+
+
+def _zero(cache: str, picks: Picks, at: str) -> Call:
+    return call("zero_rows", at=Ref(tensor=cache, rows=Picked(picks, "slot", at), access=Stores(True)))
 
 
 def _is_pulled(plan: PlannedMemory, p: Pass) -> bool:
     """Whether rows that a batch loads are pulled by peers, who need not have computed before the batch ends."""
-    picks = Picked(plan, p)
+    picks = Exchanged(plan, p)
     return picks.loads and picks.shares and p.exchange is not None and p.flush is None
-
-
-def _packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> Iterator[Instruction]:
-    """First what goes through staging memory of the host, the largest numbers first; then what needs it."""
-    buffers, staging = plan.buffers(p, 0), plan.host_staging(p, 0)
-
-    def size(x: moves.Bring) -> int:
-        """What the bytes of a row are a multiple of, up to 8."""
-        return gcd(buffers[x.name].row_bytes(plan.shape.itemsize), 8)
-
-    staged = [x for x in brought if isinstance(x, moves.Bring) and x.name in staging]
-    packed = sorted(staged, key=size, reverse=True)
-    yield from packed
-    if packed:
-        yield moves.Ship(names=tuple(x.name for x in packed))
-    yield from (x for x in brought if x not in staged)
-
-
-def _bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator[Instruction]:
-    """Values into the caches, and which gradients begin and end."""
-    picks = Picked(plan, p)
-    loads, pulls = picks.of("begin", mirrors=False), picks.of("begin", mirrors=True)
-    if picks.loads:
-        yield moves.Bring(name="load_slots", origin=Column(loads, "slot"))
-    if picks.loads and p.exchange is not None:
-        from_bucket = (p.name, p.exchange) in plan.disk.loaded
-        load = moves.Load(tensor=p.exchange, cache=value_cache(plan, p), picks=loads, from_bucket=from_bucket)
-        yield moves.Bring(name="load_rows", origin=Column(loads, load.column))
-        yield load
-    if picks.shares:
-        yield moves.Bring(name="pull_to", origin=Column(pulls, "slot"))
-    if picks.shares and p.exchange is not None:
-        if staged:
-            yield waiting.Meet(stream="load", why="pull: the owner has loaded")
-        yield moves.Bring(name="pull_from", origin=Column(pulls, "peer_slot"))
-        yield moves.Pull(cache=value_cache(plan, p), picks=pulls)
-    if picks.shares and p.flush is not None:
-        ends = picks.of("end", mirrors=True)
-        yield moves.Bring(name="push_from", origin=Column(ends, "slot"))
-        yield moves.Bring(name="push_to", origin=Column(ends, "peer_slot"))
-    if picks.loads and p.flush is not None:
-        yield moves.Bring(name="flush_slots", origin=Column(picks.of("end", mirrors=False), "slot"))
-
-
-def _bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
-    """The chunk's structure and its destinations' rows."""
-    needs, pruned = plan.needs(p), plan.view(p).active is not None
-    if pruned:
-        yield moves.Bring(name="row_in_chunk", origin=OfChunk("destinations"))
-    if not plan.structure_stays(p):
-        for name, array in needs.structure.items():
-            yield moves.Bring(name=name, origin=_origin(plan, p, name, array))
-    if needs.identity and pruned:
-        yield moves.Bring(name="active", origin=OfChunk("destinations"))
-    if needs.labels:
-        yield moves.Bring(name="labels", origin=HostRows(), link="read")
-        yield moves.Bring(name="loss_bits", origin=HostRows(), link="read")
-    for name in (*p.inputs, *p.gradients):
-        if where(plan, name) == "host":
-            sparse = plan.shape.sparse_input if name == FEATURES else None
-            if sparse is None:
-                in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
-                yield moves.Bring(name=name, origin=HostRows(plan.kept.get(name), in_place), link="read")
-                continue
-            numbers = sparse.numbers(plan.view(p))
-            for part in PARTS:
-                yield moves.Bring(name=f"{name} {part}", origin=SparsePart(part, numbers), link="read")
-
-
-def _origin(plan: PlannedMemory, p: Pass, name: str, array: Array) -> Origin:
-    """Whence an array of a chunk's structure comes."""
-    if name == "slot_of_source":
-        return SlotsOfSources(transfers_of(plan, p))
-    return HostRows() if name in HOST_ROWS else OfChunk(array.over)
-
-
-def _spills(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
-    """What one batch gives the disk."""
-    disk = plan.disk
-    for name in p.written:
-        if name in plan.spilled:
-            takers = disk.takers.get((p.name, name), ())
-            own = disk.own.get((p.name, name))
-            yield spilling.Spill(name=name, kept=plan.kept[name], own=own, takers=tuple(takers))
-    if p.flush is not None and (p.name, p.flush) in disk.flushed:
-        region, ends = disk.flushed[p.name, p.flush], Picked(plan, p).of("end", mirrors=False)
-        yield spilling.SpillPicks(tensor=p.flush, kept=plan.kept[p.flush], region=region, picks=ends)
-
-
-def _recall(plan: PlannedMemory, p: Pass, name: str) -> Instruction:
-    """A pass's own rows of a tensor that lies on the disk."""
-    if name == FEATURES:
-        return spilling.RecallGiven(name=name, kept=plan.kept[name])
-    disk, found = plan.disk, []
-    for giver in disk.givers[p.name, name]:
-        key = giver.name, name
-        found.append(
-            Given(
-                view=plan.view(giver), schedule=plan.schedule(giver), own=disk.own.get(key),
-                stores=stores(plan, giver, name), flushed=disk.flushed.get(key),
-                flush_stores=flushed(plan, giver, name),
-            )
-        )  # fmt: skip
-    straight = is_straight(p, name, disk, plan.view)
-    return spilling.Recall(name=name, kept=plan.kept[name], given=tuple(found), straight=straight)

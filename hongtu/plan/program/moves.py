@@ -1,20 +1,75 @@
-"""The instructions around chunks: memory, and rows that go from one memory to another.
+"""The kinds of instructions: memory, copies, kernels, and what streams wait for.
 
 Those of a pass's body run once per batch, each on all devices before the next one. "On ``load``" names the stream of a
-device that does it. Legend: V vertices, K intervals of one device's cache.
+device that does it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import field, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
-from hongtu.plan.program.call import Call
-from hongtu.plan.program.instruction import Contended, Instruction, Picks, Stores, Where, kind
-from hongtu.plan.program.origins import Origin
+from hongtu.plan.program.instruction import Instruction, Stores, kind
+from hongtu.plan.program.rows import DESTINATIONS, SOURCES, Contended, Selection
+
+Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
+Memory = Where | Literal["peer", "window", "disk", "graph", "plan"]  # other devices; the host's window of the disk; the
+#   disk; arrays of the chunk's structure, and of the plan, which are on the host
+Link = Literal["read", "topology", "load", "pull", "push", "flush", "write", "disk"]
+StreamName = Literal["load", "compute", "flush", "host", "disk", "dispatch"]  # dispatch gives the others their work
+EventName = Literal["brought", "sent", "added", "recalled", "spilled"]
+EVENTS: tuple[EventName, ...] = get_args(EventName)
+
+ADJACENCY = ("indptr", "local_source", "slot_of_source")  # registers of a chunk's in-edges
+ARRAYS = (*ADJACENCY, "ids", "statistics", "factors", "edge_weight", "edge_features", "edge_type", "sources", "active",
+          "edge_id_start", "labels", "loss_bits", "row_in_chunk")  # fmt: skip
+ON: dict[Link, StreamName] = {  # the streams that copies are on; what is flushed or written, ``host`` adds
+    "read": "load", "topology": "load", "load": "load", "pull": "load", "push": "compute", "flush": "flush",
+    "write": "flush", "disk": "disk",
+}  # fmt: skip
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+@kind
+class Ref:
+    """Rows of a tensor in a memory.
+
+    Attributes:
+        tensor: its name, or that of a buffer or register.
+        where: the memory; "device" is that of the device which runs the instruction.
+        rows: which of them.
+        access: they are read; reserved (None); or added to (`Stores(False)`), stored, or stored where it says so, by
+            device where these differ.
+        kept: of a tensor on the disk, the rows that are in host memory all the same; None: all are.
+    """
+
+    tensor: str
+    where: Memory = "device"
+    rows: Selection = DESTINATIONS
+    access: Literal["read"] | Stores | tuple[Stores, ...] | None = "read"
+    kept: Kept | None = None
+
+    def __str__(self) -> str:
+        if self.where == "plan" and not self.rows.of_chunk:
+            return str(self.rows)
+        where = {"device": "", "peer": "peer's ", "plan": ""}.get(self.where, f"{self.where} ")
+        return f"{where}{self.tensor}[{self.rows.words}]"
+
+    @property
+    def counted(self) -> bool:
+        """They are rows of a vertex tensor, among others."""
+        return self.rows in (DESTINATIONS, SOURCES) or not self.rows.of_chunk
+
+    @property
+    def adds(self) -> bool:
+        """Nothing is stored."""
+        return isinstance(self.access, Stores) and self.access.where is False
 
 
 @kind
@@ -31,7 +86,6 @@ class Place(Instruction):
         padded: rows are apart, as ``hardware.padded`` says.
     """
 
-    words = "{name} ({where}){of_columns}"
     name: str
     where: Where
     rows: tuple[int, ...]
@@ -52,31 +106,59 @@ class Free(Instruction):
     where: Where
 
 
-@kind
-class BeginMoments(Instruction):
-    """Begin to gather mean and variance of what a stage gives the normalisation behind it."""
-
-    on = "dispatch"
-    words = "mean and variance behind stage {stage}: {columns} columns"
-    stage: int
-    columns: int
+# ---------------------------------------------------------------------------------------------------------- copies
 
 
 @kind
-class EndMoments(Instruction):
-    """Give every network the statistics of all rows."""
+class Copy(Instruction):
+    """Rows go from one memory to another.
 
-    words = "mean and variance behind stage {stage} to every network"
-    stage: int
+    Attributes:
+        link: what their bytes are counted as.
+        in_place: rows that have come from the disk stay in the host's window, where the device works on them.
+        contended: of a push, where several devices add to one row; elsewhere each has one writer, whose adds need not
+            be atomic.
+    """
+
+    link: Link
+    dst: Ref
+    src: Ref
+    in_place: bool = False
+    contended: Contended | None = None
+
+    @property
+    def verb(self) -> str:  # type: ignore[override]
+        """The link's name; of the disk's, by where rows go."""
+        if self.link == "disk":
+            return "recall" if self.dst.where == "window" else "spill"
+        return self.link
+
+    @property
+    def on(self) -> StreamName:  # type: ignore[override]
+        return ON[self.link]
+
+    @property
+    def moved(self) -> str:
+        """The buffer or tensor whose rows have the bytes of those that move: a device's, but for a chunk's results."""
+        return (self.src if self.link in ("flush", "write", "push") else self.dst).tensor
+
+    @property
+    def kept(self) -> Kept | None:
+        """Of the vertex tensor, the rows that are in host memory."""
+        return self.src.kept or self.dst.kept
 
 
 @kind
-class SumStatistics(Instruction):
-    """Give every network the gradients of a normalisation's statistics, summed over all of them."""
+class Ship(Instruction):
+    """On ``load``: of what was brought so far, these arrays reach the device in one copy.
 
-    on = "dispatch"
-    words = "gradients of the statistics of layer {layer}, over all networks"
-    layer: int
+    Attributes:
+        names: in the order in which they are packed; none has numbers larger than those before it.
+    """
+
+    on = "load"
+    words = "{names} in one copy"
+    names: tuple[str, ...]
 
 
 @kind
@@ -89,7 +171,6 @@ class Cross(Instruction):
     """
 
     on = "dispatch"
-    words = "{rows_of_ranks}"
     tensor: str
     crossing: Crossing
     link: Literal["fetch", "send"]
@@ -112,114 +193,70 @@ class Post(Instruction):
     steps: tuple[np.ndarray, ...] | None
 
 
-@kind
-class LossOverEdges(Instruction):
-    """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
-
-    on = "dispatch"
-    words = "{gradient} = loss over edges of {output}"
-    output: str
-    gradient: str
+# --------------------------------------------------------------------------------------------------------- kernels
 
 
 @kind
-class Bring(Instruction):
-    """On ``load``: an array, or rows of a host tensor, to the device."""
+class Call(Instruction):
+    """A kernel runs: on one chunk's device, in ``Compute``; else on every device.
 
-    on = "load"
-    words = "{name} = {origin}"
-    name: str
-    origin: Origin
-    link: Literal["read", "topology"] = "topology"
+    What a chunk has at hand lies in *registers*, which are named after the vertex tensors or arrays that they hold rows
+    of; "a" is the aggregate's output, "z" the sources' rows side by side, and "d x" the gradient that backward gave the
+    register x.
+
+    Attributes:
+        kernel: its name: the method of whoever runs it.
+        takes: the registers that are its arguments, in order; None: it has none there.
+        gives: the registers that get what it returns, in order; None: nobody wants that.
+        arrays: registers that it finds by name: the chunk's structure.
+        at: what it reads or writes beside these.
+        settings: its other arguments by name.
+        drops: registers that nobody needs behind it.
+    """
+
+    kernel: str
+    takes: tuple[str | None, ...] = ()
+    gives: tuple[str | None, ...] = ()
+    arrays: tuple[str, ...] = ()
+    at: Ref | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    drops: tuple[str, ...] = ()
+    on: str = "compute"
 
     @property
-    def kept(self) -> Kept | None:
-        """Of host rows, those that are in memory, where others are on the disk."""
-        return self.origin.kept
-
-
-@kind
-class Ship(Instruction):
-    """On ``load``: of what was brought so far, these arrays reach the device in one copy.
-
-    Attributes:
-        names: in the order in which they are packed; none has numbers larger than those before it.
-    """
-
-    on = "load"
-    words = "{names} in one copy"
-    names: tuple[str, ...]
-
-
-@kind
-class Fill(Bring):
-    """On ``load``: the same to the chunk's part of what stays on the device.
-
-    Attributes:
-        buffer: where it stays.
-        start: of every device int64 [n + 1], where each chunk's part begins.
-    """
-
-    words = "{buffer}[chunk] = {origin}"
-    buffer: str
-    start: tuple[np.ndarray, ...]
-
-
-@kind
-class Load(Instruction):
-    """On ``load``: ``cache[load_slots] = tensor[load_rows]`` over the host link.
-
-    Attributes:
-        from_bucket: the rows are those of a bucket, which is at hand.
-    """
-
-    on = "load"
-    words = "{cache}[load_slots] = host {tensor}[load_rows]"
-    tensor: str
-    cache: str
-    picks: Picks
-    from_bucket: bool = False
+    def verb(self) -> str:  # type: ignore[override]
+        return self.kernel
 
     @property
-    def column(self) -> Literal["row", "place"]:
-        """What says where the rows are."""
-        return "place" if self.from_bucket else "row"
+    def arguments(self) -> list[str]:
+        """What it takes, for people: "A" is the chunk's adjacency matrix."""
+        takes = ["none" if name is None else name for name in self.takes]
+        if self.takes[:3] != ADJACENCY:
+            return takes
+        return ["A" if self.takes[3] is None else "weighted A", *takes[4:]]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The registers that it needs."""
+        return (*(name for name in self.takes if name is not None), *self.arrays)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The registers that it gives a tensor."""
+        return tuple(name for name in self.gives if name is not None)
 
 
-@kind
-class Pull(Instruction):
-    """On ``load``: ``cache[pull_to] = peer's cache[pull_from]``."""
-
-    on = "load"
-    words = "{cache}[pull_to] = peer's {cache}[pull_from]"
-    cache: str
-    picks: Picks
+def call(kernel: str, *takes: str | None, gives: tuple[str | None, ...] | str = (), at: Ref | None = None,
+         arrays: tuple[str, ...] = (), on: str = "compute", **settings: Any) -> Call:  # fmt: skip
+    """A kernel with its arguments, as one writes a call."""
+    gives = (gives,) if isinstance(gives, str) else gives
+    return Call(kernel=kernel, takes=takes, gives=gives, arrays=arrays, at=at, on=on, settings=settings)
 
 
-@kind
-class Zero(Instruction):
-    """On ``compute``: ``cache[slots] = 0``."""
-
-    on = "compute"
-    words = "{cache}[{slots}] = 0"
-    cache: str
-    picks: Picks
-    slots: Literal["load_slots", "pull_to"]
-
-
-@kind
-class Push(Instruction):
-    """On ``compute``: ``peer's cache[push_to] += cache[push_from]``.
-
-    Attributes:
-        contended: where several devices add to one row; elsewhere each has one writer, whose adds need not be atomic.
-    """
-
-    on = "compute"
-    words = "peer's {cache}[push_to] += {cache}[push_from]"
-    cache: str
-    picks: Picks
-    contended: Contended
+def with_drops(body: Sequence[Call]) -> tuple[Call, ...]:
+    """The same with every register dropped behind the last that reads it, or behind the one that makes it."""
+    last = {name: k for k, x in enumerate(body) for name in (*x.makes, *x.reads)}
+    return tuple(replace(x, drops=tuple(name for name, end in last.items() if end == k)) for k, x in enumerate(body))
 
 
 @kind
@@ -231,41 +268,47 @@ class Compute(Instruction):
     """
 
     on = "compute"
-    words = "on every chunk{recorded}"
     body: tuple[Call, ...]
     graph: bool
     saves: bool
 
 
-@kind
-class Deliver(Instruction):
-    """On ``flush`` and ``host``: what ``Write`` gave for a host tensor reaches it; ``kept`` as there."""
-
-    on = "flush"
-    words = "host {name}[chunk] <- {name}"
-    name: str
-    stores: Stores
-    kept: Kept | None = None
+# ----------------------------------------------------------------------------------------------------------- waits
 
 
 @kind
-class Flush(Instruction):
-    """On ``flush`` and ``host``: ``tensor[rows] += cache[flush_slots]``.
+class Wait(Instruction):
+    """A stream holds until an event of this batch, or of the last one that had its staging set."""
 
-    Attributes:
-        stores: of every device, the intervals whose rows are stored.
-        to_bucket: the rows become a bucket, which goes to the disk, but for those of this tensor that are in memory.
-    """
+    words = "{stream} until '{event}'"
+    stream: StreamName
+    event: EventName
+    why: str
 
-    on = "flush"
-    words = "host {tensor}[rows] <- {cache}[flush_slots]"
-    tensor: str
-    cache: str
-    picks: Picks
-    stores: tuple[Stores, ...]
-    to_bucket: Kept | None = None
 
-    @property
-    def column(self) -> Literal["row", "place"]:
-        """What says where the rows are to be."""
-        return "row" if self.to_bucket is None else "place"
+@kind
+class Signal(Instruction):
+    """An event is all that a stream has been given so far."""
+
+    words = "'{event}' when {stream} is here"
+    stream: StreamName
+    event: EventName
+
+
+@kind
+class Follow(Instruction):
+    """A stream holds until another of its device has done what it has been given so far."""
+
+    words = "{stream} until {other} is here"
+    stream: StreamName
+    other: StreamName
+    why: str
+
+
+@kind
+class Meet(Instruction):
+    """The same stream of every device holds until all the others' have done what they have been given so far."""
+
+    words = "{stream} of every device until all are here"
+    stream: StreamName
+    why: str

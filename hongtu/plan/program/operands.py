@@ -6,7 +6,9 @@ from typing import Literal
 
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import Pass
-from hongtu.plan.program.instruction import Picks, Stores, Transfers, Where
+from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.moves import Where
+from hongtu.plan.program.rows import Picks, Transfers
 
 STAYS = "structure {}"  # what a device calls an array that stays
 
@@ -52,7 +54,7 @@ def transfers_of(plan: PlannedMemory, p: Pass) -> Transfers:
     return () if found is None else tuple(found.devices)
 
 
-class Picked:
+class Exchanged:
     """The intervals that begin or end with a batch of a pass, in the order in which it visits batches.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program.moves import Post
-from hongtu.plan.program.operands import Picked, transfers_of
+from hongtu.plan.program.operands import Exchanged, transfers_of
 
 
 def posts(plan: PlannedMemory, p: Pass) -> Iterator[Post]:
@@ -37,7 +37,7 @@ def _steps(plan: PlannedMemory, p: Pass, name: str, leave: Sequence[np.ndarray])
         own = slice(None) if view.active is None else view.active
         last[own] = np.repeat(of_chunk, np.diff(view.chunk_start))[own]
     if name == p.flush:
-        ends = Picked(plan, p).of("end", mirrors=False)
+        ends = Exchanged(plan, p).of("end", mirrors=False)
         for i, device in enumerate(transfers_of(plan, p)):
             if isinstance(device.loads, range):
                 return None

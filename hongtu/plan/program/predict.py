@@ -9,9 +9,9 @@ import numpy as np
 
 from hongtu.hardware import aligned, padded
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
-from hongtu.plan.program import moves, spilling
+from hongtu.plan.memory.structure import FLOAT, SIZES
+from hongtu.plan.program import moves
+from hongtu.plan.program.on_disk import ARTIFACT, OnDisk
 from hongtu.plan.program.program import PassProgram
 
 
@@ -22,67 +22,38 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
         width: columns of vertex tensors by name.
         itemsize: bytes of a number.
     """
-    buffers, rows = p.buffers[device], device_entries(p.view)[device].busy["destinations"]
-    row = {name: columns * itemsize for name, columns in width.items()}  # bytes
-    row |= {x.name: _row(x.shape, x.dtype, itemsize) for x in p.before if isinstance(x, moves.Place)}
-    row |= {name: buffer.row_bytes(itemsize) for name, buffer in buffers.items()}
+    row = row_bytes(p, width, itemsize, device)
     traffic = Traffic()
-    for x in (*p.before, *p.recalls, *p.body, *p.after):
-        match x:
-            case moves.Fill():
-                traffic.add(x.link, x.origin.total(p.view, device) * row[x.buffer])
-            case moves.Bring():
-                stay = 0 if x.kept is None or not x.origin.in_place else _rows_on_disk(p, device, x.kept)
-                count = x.origin.total(p.view, device) - stay
-                traffic.add(x.link, count * row[x.name])
-            case moves.Load() | moves.Pull() | moves.Push() | moves.Flush():
-                count = len(x.picks.table(device))
-                traffic.add(x.verb, count * row[x.cache], count)
-            case moves.Deliver():
-                traffic.add("write", rows * row[x.name])
-            case moves.Cross():
-                count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
-                traffic.add(x.link, count * row[x.tensor], count)
+    for x in p.around:
+        if isinstance(x, moves.Cross):
+            count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
+            traffic.add(x.link, count * row[x.tensor], count)
+        elif isinstance(x, moves.Copy) and x.link != "disk":
+            count = x.src.rows.total(p.view, device)
+            if x.in_place and x.kept is not None:
+                count -= ARTIFACT.moved(p.view, device, x.kept)
+            traffic.add(x.link, count * row[x.moved], count)
     traffic.add("disk", sum(disk_bytes(p, device, width, itemsize)))
     return traffic
 
 
+def row_bytes(p: PassProgram, width: Mapping[str, int], itemsize: int, device: int = 0) -> dict[str, int]:
+    """Of vertex tensors, what was placed and the buffers of a pass; arguments as for ``device_traffic``."""
+    row = {name: columns * itemsize for name, columns in width.items()}
+    row |= {x.name: _row(x.shape, x.dtype, itemsize) for x in p.before if isinstance(x, moves.Place)}
+    return row | {name: buffer.row_bytes(itemsize) for name, buffer in p.buffers[device].items()}
+
+
 def disk_bytes(p: PassProgram, device: int, width: Mapping[str, int], itemsize: int) -> tuple[int, int]:
     """Bytes that one pass recalls for one device, and that it spills; arguments as for ``device_traffic``."""
-    busy = p.view.num_dst[device * p.view.chunks :][: p.view.chunks] > 0
-    recalled = spilled = 0
-    for x in (*p.before, *p.recalls, *p.body, *p.after):
-        match x:
-            case spilling.RecallGiven():  # from a file of 4-byte numbers
-                recalled += 4 * width[x.name] * _rows_on_disk(p, device, x.kept)
-            case spilling.Recall():
-                found = (of.count(device, *chunk) for chunk in _on_disk(p, device, x.kept) for of in x.given)
-                recalled += sum(found) * width[x.name] * itemsize
-            case spilling.RecallPicks():
-                recalled += len(x.region.buckets[device]) * width[x.tensor] * itemsize
-            case spilling.SpillPicks():
-                spilled += len(x.region.buckets[device]) * width[x.tensor] * itemsize
-            case spilling.Spill():
-                rows = 0 if x.own is None else _rows_on_disk(p, device, x.kept)
-                spilled += (rows + _taken(x.takers, device, busy)) * width[x.name] * itemsize
-    return recalled, spilled
-
-
-def _on_disk(p: PassProgram, device: int, kept: Kept) -> list[tuple[int, int, int]]:
-    """The number on the device, and the first vertex and the one behind the last, of chunks that run and have the rows
-    of a tensor on the disk."""
-    n = p.view.chunks
-    ends, busy = p.view.chunk_start[device * n : (device + 1) * n + 1].tolist(), p.view.num_dst[device * n :][:n] > 0
-    return [(c, ends[c], ends[c + 1]) for c in np.flatnonzero(busy).tolist() if not kept.has(device, ends[c])]
-
-
-def _rows_on_disk(p: PassProgram, device: int, kept: Kept) -> int:
-    return sum(end - first for _, first, end in _on_disk(p, device, kept))
-
-
-def _taken(takers: Iterable[Region], device: int, busy: np.ndarray) -> int:
-    """Rows of chunks that run which later passes load."""
-    return sum(int(region.buckets[device].count[:, busy].sum()) for region in takers)
+    found = {"recall": 0, "spill": 0}
+    for x in p.around:
+        if isinstance(x, moves.Copy) and x.link == "disk":
+            there = x.src if x.verb == "recall" else x.dst
+            assert isinstance(there.rows, OnDisk) and there.kept is not None
+            item = 4 if there.rows is ARTIFACT else itemsize  # the artifact has 4-byte numbers
+            found[x.verb] += there.rows.moved(p.view, device, there.kept) * width[there.tensor] * item
+    return found["recall"], found["spill"]
 
 
 def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int], itemsize: int) -> Iterator[int]:
@@ -106,8 +77,8 @@ def script_bytes(p: PassProgram, device: int, itemsize: int) -> list[int]:
     row = {name: buffer.row_bytes(itemsize) for name, buffer in p.buffers[device].items()}
     chunks, total = np.array([p.chunk(device, batch) for batch in p.order], dtype=np.int64), np.zeros(len(p.order), int)
     for x in p.body:
-        if isinstance(x, moves.Bring) and x.name in p.packed:
-            total += row[x.name] * x.origin.lengths(p.view, device, chunks, p.order)
+        if isinstance(x, moves.Copy) and x.dst.tensor in p.packed:
+            total += row[x.dst.tensor] * x.src.rows.lengths(p.view, device, chunks, p.order)
     return [int(nbytes) for nbytes in total]
 
 

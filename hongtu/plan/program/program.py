@@ -46,6 +46,11 @@ class PassProgram:
     frees: tuple[Free, ...]
 
     @property
+    def around(self) -> tuple[Instruction, ...]:
+        """All instructions but those of chunks and what is freed."""
+        return (*self.before, *self.recalls, *self.body, *self.after)
+
+    @property
     def every(self) -> Iterator[Instruction]:
         """All instructions in the order in which they run, those of chunks among them."""
         yield from (*self.before, *self.recalls)
@@ -110,7 +115,7 @@ def _on_host(x: Instruction) -> bool:
 
 def _in_bucket(x: Instruction) -> bool:
     """Whether rows lie on a disk that an instruction would have in memory."""
-    return getattr(x, "kept", None) is not None or getattr(x, "to_bucket", None) is not None
+    return getattr(x, "kept", None) is not None
 
 
 def same(a: Any, b: Any) -> bool:
