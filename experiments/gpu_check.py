@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -29,13 +31,17 @@ from typing import IO, Any
 
 import numpy as np
 
-from experiments.gpu_parts import EAGER, Part, first, more
+from experiments.gpu_parts import Part, first, more
 from hongtu.bench.records import append, read
 
-DONE, LEFT_OUT, SLOW, ENDED = "done", "left out", "took too long", "the call ended"
+DONE, LEFT_OUT, SLOW, ENDED, DIFFERS = "done", "left out", "took too long", "the call ended", "losses differ"
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # `make` and `timeout` may say it twice
 MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
 TOLERANCE = 1e-4  # of losses, relative
-LONGEST = 100_000  # characters of a part in the log
+LONGEST = 200_000  # characters of a part in the log
+BROKEN = re.compile("CUDA error|CUDA_ERROR_(?!OUT_OF_MEMORY)")  # as torch and as cuda-bindings say it
+OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b")  # how pytest says that a test is
+TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| *$)")
 
 
 @dataclass
@@ -64,6 +70,7 @@ class Check:
         self.late: list[Part] = []
         self._running: list[Running] = []
         self._beside: Running | None = None  # of these, that from ``late``
+        self._processors = 0.0  # seconds that parts have taken of them
 
     def run(self, parts: Iterable[Part]) -> None:
         """Side by side, until all have ended; what is in the background goes on."""
@@ -82,7 +89,11 @@ class Check:
         return self.known.get(name, {}).get("status") == DONE
 
     def close(self) -> None:
-        """End what still runs, and write that down."""
+        """End what still runs, and write that down, whoever else wants this process to end."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        for run in self._running:
+            kill(run.process)
         for run in [*self._running]:
             self._end(run, None, ENDED)
         self._report()
@@ -98,9 +109,11 @@ class Check:
 
     def _begin(self, part: Part) -> Running | None:
         row = {"part": part.name, "command": " ".join(("python", *part.command[1:])), "device": self.options.device}
-        if part.captures and (broken := [name for name, known in self.known.items() if known.get("crashed")]):
-            part = replace(part, command=(*part.command, EAGER))
-            row |= {"command": f"{row['command']} {EAGER}", "note": f"eager, for '{broken[0]}' crashed or hung"}
+        broken = [name for name, known in self.known.items() if known.get("crashed") and name != part.name]
+        if part.eager and broken:  # what crashed itself is tried again as it was, by a second call
+            part = replace(part, command=(*part.command, *part.eager), captures=False)
+            row |= {"command": " ".join((row["command"], *part.eager))}
+            row |= {"note": f"eager, for '{broken[0]}' crashed or hung"}
         known = self.known.get(part.name, {})
         if known.get("status") == DONE and known.items() >= row.items():
             return None
@@ -129,19 +142,22 @@ class Check:
             log.write(f"--- stderr\n{errors[-LONGEST:]}\n")
         begun, on_gpu = run.start - self.begun, self.options.device.startswith("cuda")
         row = run.row | {"begun": round(begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
+        used, before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), self._processors
+        self._processors, row["processor_seconds"] = used, round(used - before, 1)
         row |= result_of(printed.strip().splitlines(), run.part.shows)
         good = code == 0 and (run.part.shows in printed or not on_gpu)
         row["status"] = ended if code is None else DONE if good else "failed"
         if not good:
             row["why"] = reason(code, printed, errors, ended)
-            broken = (ended == SLOW if code is None else code < 0) or "CUDA error" in printed + errors
-            row["crashed"] = broken and (run.part.captures or "captured" in run.part.name)
+            broken = (ended == SLOW if code is None else code < 0) or BROKEN.search(printed + errors) is not None
+            row["crashed"] = broken and run.part.captures
         losses = row.get("result", {}).get("losses")
-        others = [k["result"]["losses"] for k in self.known.values() if k.get("alike") == run.part.alike != ""]
+        alike = [k for k in self.known.values() if k.get("alike") == run.part.alike != "" and k["status"] != DIFFERS]
+        others = [k["result"]["losses"] for k in alike if k["part"] != run.part.name]
         if run.part.alike and losses:
             row["alike"], count = run.part.alike, min(map(len, [losses, *others]))
             if not all(np.allclose(losses[:count], other[:count], rtol=TOLERANCE) for other in others):
-                row |= {"status": "failed", "why": f"LOSSES DIFFER from those of other runs: {others[0]}"}
+                row |= {"status": DIFFERS, "why": f"losses {losses} are not those of '{alike[0]['part']}': {others[0]}"}
         self._note(row)
 
     def _note(self, row: dict[str, Any]) -> None:
@@ -169,10 +185,14 @@ def begin(
     return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=os.setpgrp, env=environment)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End it, with all that it has started."""
+def kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End it, with all that it has started."""
+    kill(process)
     process.wait()
 
 
@@ -213,14 +233,17 @@ def result_of(lines: list[str], shows: str) -> dict[str, Any]:
 
 
 def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
-    """Why a part failed: the tests that did, or how it ended and its last words."""
-    failed = [text for text in printed.splitlines() if text.startswith(("FAILED ", "ERROR "))]
+    """Why a part failed: the tests that did, or how it ended with the tests that were under way or its last words."""
+    lines = printed.splitlines()
+    failed = [text for text in lines if text.startswith(("FAILED ", "ERROR "))]
     if failed:
         return f"{len(failed)} failed, first {failed[0][:300]}"
-    last = [text for text in (*printed.splitlines(), *errors.splitlines()) if text.strip()][-1:]
+    tests = {found[0]: OVER.search(text) for text in lines if (found := TEST.search(text))}
+    said = [text for text in (*lines, *errors.splitlines()) if text.strip()]
+    last = [test for test, over in tests.items() if not over] or said[-1:]
     if code is not None:
         ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
-    return ": ".join([ended, *(text[:300] for text in last)])
+    return ": ".join([ended, *(text[:300] for text in last[:3])])
 
 
 def line(row: dict[str, Any]) -> str:
@@ -259,7 +282,8 @@ def main() -> None:
     if options.device.startswith("cuda"):
         os.environ.setdefault("HONGTU_HOST_MEMORY", options.host_memory)
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in SIGNALS:
+        signal.signal(number, lambda found, _: sys.exit(128 + found))
     if count := end_left_behind(options.work):
         print(f"{count} processes of an earlier call were ended", flush=True)
     check = Check(options)

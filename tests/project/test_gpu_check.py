@@ -117,25 +117,33 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [("import os; os.abort()", True), ("import time; time.sleep(60)", True), ("1 / 0", False),
-     ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", True)],
-    ids=["crash", "hang", "error", "illegal address"],
+     ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", True),
+     ("raise RuntimeError('kernel add_rows on GPU 0: <CUresult.CUDA_ERROR_ILLEGAL_ADDRESS: 700>')", True),
+     ("raise RuntimeError('kernel add_rows on GPU 0: <CUresult.CUDA_ERROR_OUT_OF_MEMORY: 2>')", False)],
+    ids=["crash", "hang", "error", "illegal address of torch", "illegal address of ours", "no room"],
 )  # fmt: skip
 def test_after_a_fault_of_what_is_captured_nothing_is(monkeypatch, tmp_path, fault, broken):
     said = "import json, sys; print(json.dumps(sys.argv[1:]))"
-    found = [[python("eager", "print(1)")], [python("first", fault, 2, captures=True)]]
-    steps(monkeypatch, *found, [python("second", said, captures=True), python("third", said)])
+    kinds = {"captures": True, "eager": ("--eager",)}
+    found = [[python("eager", "print(1)")], [python("first", fault, 2, **kinds)]]
+    steps(monkeypatch, *found, [python("second", said, **kinds), python("third", said)])
     _, rows = check(monkeypatch, tmp_path)
     assert rows["second"]["said"] == ('["--eager"]' if broken else "[]") and rows["third"]["said"] == "[]"
     assert ("'first' crashed or hung" in rows["second"].get("note", "")) == broken
+    steps(monkeypatch, [python("first", said, **kinds)], [python("second", said, **kinds)])  # a call after a mend
+    _, rows = check(monkeypatch, tmp_path)
+    assert rows["first"]["said"] == rows["second"]["said"] == "[]" and "note" not in rows["second"]
 
 
 def test_runs_of_one_model_whose_losses_differ_are_no_success(monkeypatch, tmp_path):
-    runs = [python(str(k), f"print('{{\"losses\": {losses}}}')", alike=alike) for k, (losses, alike) in enumerate(
-        [([1.0, 0.5], "a"), ([1.0, 0.50001, 0.4], "a"), ([1.0, 0.6], "a"), ([3.0], "b")])]  # fmt: skip
+    found = [("a", "[1.0, 0.5]"), ("a", "[1.0, 0.50001, 0.4]"), ("a", "[1.0, 0.6]"), ("b", "[3.0]")]
+    found += [("a", "[1.0, 0.5]"), ("a", "[NaN]")]
+    runs = [python(str(k), f"print('{{\"losses\": {x}}}')", alike=alike) for k, (alike, x) in enumerate(found)]
     steps(monkeypatch, *([run] for run in runs))
-    _, rows = check(monkeypatch, tmp_path)
-    assert [row["status"] for row in rows.values()] == ["done", "done", "failed", "done"]
-    assert rows["2"]["why"].startswith("LOSSES DIFFER")
+    code, rows = check(monkeypatch, tmp_path)
+    status = [row["status"] for row in rows.values()]
+    assert status == ["done", "done", "losses differ", "done", "done", "losses differ"] and code == 1
+    assert rows["2"]["why"] == "losses [1.0, 0.6] are not those of '0': [1.0, 0.5]"
 
 
 def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_path):
@@ -162,6 +170,28 @@ def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_pa
     _, rows = check(monkeypatch, tmp_path)
     assert not subprocess.run(sleeping, capture_output=True).stdout
     assert rows["good"]["status"] == rows["next"]["status"] == "done"
+
+
+def test_a_call_that_is_told_twice_to_end_has_a_row_of_all_that_ran(tmp_path):
+    """As by `make`, which hands a signal on that its children have got."""
+    script = tmp_path / "ended.py"
+    script.write_text(
+        "from experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        "gpu_check.first = lambda check: [[Part(str(k), ('sleep', '79'), 60) for k in range(5)]]\n"
+        "gpu_check.main()\n"
+    )
+    command = [sys.executable, str(script), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), *SMALL]
+    call = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while not (tmp_path / "work" / "4.err").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    call.terminate()
+    assert call.stdout is not None and b"the call ended" in call.stdout.readline()
+    call.send_signal(signal.SIGHUP)
+    assert call.wait(30) == 143
+    rows = [json.loads(row) for row in (tmp_path / "out" / "gpu-check.jsonl").read_text().splitlines()]
+    assert [(row["part"], row["status"]) for row in rows] == [(str(k), "the call ended") for k in range(5)]
 
 
 def test_a_part_that_ran_when_the_call_was_ended_is_not_blamed(monkeypatch, tmp_path):
@@ -205,6 +235,11 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
     names = [part.name for part in first if part.alike]
     assert names == [f"{model} {run}" for model in ("gcn", "gat") for run in gpu_parts.RUNS]
     assert [part.captures for part in first if part.alike] == 2 * [False, True, False, False, True]
+    captures = {part.name for part in first if part.captures and not part.alike}
+    assert captures == {"captured in memory", "captured out of core", "four partitions", "float64"}
+    assert {part.name for part in first if part.captures and not part.eager} == captures - {
+        "four partitions", "float64"
+    }  # fmt: skip
     assert all("artifact of 1000" in " ".join(part.command) for part in first if part.alike)
 
 
@@ -243,6 +278,23 @@ def test_one_fault_of_a_gpu_is_blamed_on_one_test(tmp_path, workers, passed):
     assert {line.split()[1] for line in text.splitlines() if line.startswith("FAILED")} == {
         "test_broken.py::test_kernel[2]"
     }
+
+
+def test_what_hangs_in_a_test_says_in_which():
+    """Of pytest alone, where the line of a test that is under way has no end, and of its workers, which say both."""
+    said = ["tests/gpu/a.py::test_a[gcn-in memory] PASSED      [ 50%]", "tests/gpu/a.py::test_a[gat-in memory] "]
+    assert gpu_check.reason(None, "\n".join(said), "Thread 1\n  File x", "took too long") == (
+        "took too long: tests/gpu/a.py::test_a[gat-in memory]"
+    )
+    said = [
+        "tests/a.py::TestB::test_c[1] ",
+        "tests/a.py::TestB::test_c[2] ",
+        "[gw0] [ 50%] PASSED tests/a.py::TestB::test_c[2] ",
+    ]
+    assert gpu_check.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]"
+    over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
+    assert gpu_check.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
+    assert gpu_check.reason(None, "", "", "took too long") == "took too long"
 
 
 def test_timeline():
