@@ -14,7 +14,6 @@ Needs what `hongtu` needs, pytest and torch_geometric, and no package registry.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import resource
@@ -32,16 +31,16 @@ from typing import IO, Any
 import numpy as np
 
 from experiments.gpu_parts import Part, first, more
+from experiments.gpu_results import line, reason, result_of
 from hongtu.bench.records import append, read
 
 DONE, LEFT_OUT, SLOW, ENDED, DIFFERS = "done", "left out", "took too long", "the call ended", "losses differ"
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # `make` and `timeout` may say it twice
 MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
+HANGS = 1 / 3  # what has printed nothing for so much of its limit hangs; else it is slow
 TOLERANCE = 1e-4  # of losses, relative
 LONGEST = 200_000  # characters of a part in the log
 BROKEN = re.compile("CUDA error|CUDA_ERROR_(?!OUT_OF_MEMORY)")  # as torch and as cuda-bindings say it
-OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b")  # how pytest says that a test is
-TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| *$)")
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Check:
 
     Attributes:
         known: the last row of each part.
-        late: parts for the background, one at a time.
+        late: parts that run beside the others, one after the other.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -136,6 +135,7 @@ class Check:
     def _end(self, run: Running, code: int | None, ended: str = SLOW) -> None:
         end(run.process)
         self._running.remove(run)
+        quiet = (time.time() - run.files[0].stat().st_mtime) / (run.end - run.start)
         printed, errors = (file.read_text(errors="replace") for file in run.files)
         with open(self.options.work / "gpu-check.log", "a") as log:
             log.write(f"=== {run.part.name}: {' '.join(run.part.command)}\n{printed[-LONGEST:]}\n")
@@ -149,8 +149,8 @@ class Check:
         row["status"] = ended if code is None else DONE if good else "failed"
         if not good:
             row["why"] = reason(code, printed, errors, ended)
-            broken = (ended == SLOW if code is None else code < 0) or BROKEN.search(printed + errors) is not None
-            row["crashed"] = broken and run.part.captures
+            broken = (ended == SLOW and quiet > HANGS if code is None else code < 0) or BROKEN.search(printed + errors)
+            row["crashed"] = bool(broken) and run.part.captures
         losses = row.get("result", {}).get("losses")
         alike = [k for k in self.known.values() if k.get("alike") == run.part.alike != "" and k["status"] != DIFFERS]
         others = [k["result"]["losses"] for k in alike if k["part"] != run.part.name]
@@ -216,47 +216,6 @@ def end_left_behind(work: Path) -> int:
                 os.kill(int(entry.name), signal.SIGKILL)
                 found += 1
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------- results
-
-
-def result_of(lines: list[str], shows: str) -> dict[str, Any]:
-    """The last JSON object among what was printed, and of the rest the last line, or the last that shows something."""
-    found: dict[str, Any] = {}
-    for text in lines:
-        with suppress(ValueError):
-            read = json.loads(text)
-            found = {"result": read} if isinstance(read, dict) else found
-    telling = [text for text in lines if shows and shows in text] or lines[-1:]
-    return found or {"said": telling[-1].strip("= ") if telling else ""}
-
-
-def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
-    """Why a part failed: the tests that did, or how it ended with the tests that were under way or its last words."""
-    lines = printed.splitlines()
-    failed = [text for text in lines if text.startswith(("FAILED ", "ERROR "))]
-    if failed:
-        return f"{len(failed)} failed, first {failed[0][:300]}"
-    tests = {found[0]: OVER.search(text) for text in lines if (found := TEST.search(text))}
-    said = [text for text in (*lines, *errors.splitlines()) if text.strip()]
-    last = [test for test, over in tests.items() if not over] or said[-1:]
-    if code is not None:
-        ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
-    return ": ".join([ended, *(text[:300] for text in last[:3])])
-
-
-def line(row: dict[str, Any]) -> str:
-    """One part for people."""
-    text = f"{row['part']:24s} {row['status']:13s} {row.get('seconds', 0):6.1f} s  "
-    result = row.get("result", {})
-    if "seconds" in result:
-        text += f"{result['seconds']:.4f} s an epoch, allocated {result['allocated'] / 2**30:.2f} GiB; "
-    if "captured" in result:
-        text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}; "
-    text += "  ".join(str(row[key]) for key in ("note", "why", "said") if row.get(key))
-    rates = result.get("rates", {})
-    return "".join([text, *(f"\n    {name:48s} {value:10.3f}" for name, value in rates.items())]).rstrip()
 
 
 def main() -> None:

@@ -7,7 +7,10 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from experiments.gpu_check import Check
 
 PYTHON, EAGER = sys.executable, ("--eager",)
 KERNELS = {"rows": "TestRows", "csc": "TestCsc", "softmax": "test_softmax", "attention": "test_attend",
@@ -48,22 +51,6 @@ class Part:
     alike: str = ""
     shows: str = ""
     environment: tuple[tuple[str, str], ...] = ()
-
-
-class Check(Protocol):
-    """What has been found so far.
-
-    Attributes:
-        known: the last row of every part, by name.
-        late: parts that run beside the others, one after the other.
-    """
-
-    options: argparse.Namespace
-    known: dict[str, dict[str, Any]]
-    late: list[Part]
-
-    def artifact(self, name: str, seconds: float) -> bool:
-        """Whether one of these parts is done, or is within so many seconds; else it ends."""
 
 
 def first(check: Check) -> Iterator[list[Part]]:

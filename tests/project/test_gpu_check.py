@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import gpu_check, gpu_epoch, gpu_parts
+from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_results
 from experiments.gpu_parts import Part
 
 ROOT = Path(__file__).parents[2]
@@ -117,10 +117,11 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [("import os; os.abort()", True), ("import time; time.sleep(60)", True), ("1 / 0", False),
+     ("import time\nfor k in range(600):\n print(k, flush=True)\n time.sleep(0.1)", False),
      ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", True),
      ("raise RuntimeError('kernel add_rows on GPU 0: <CUresult.CUDA_ERROR_ILLEGAL_ADDRESS: 700>')", True),
      ("raise RuntimeError('kernel add_rows on GPU 0: <CUresult.CUDA_ERROR_OUT_OF_MEMORY: 2>')", False)],
-    ids=["crash", "hang", "error", "illegal address of torch", "illegal address of ours", "no room"],
+    ids=["crash", "hang", "error", "slow", "illegal address of torch", "illegal address of ours", "no room"],
 )  # fmt: skip
 def test_after_a_fault_of_what_is_captured_nothing_is(monkeypatch, tmp_path, fault, broken):
     said = "import json, sys; print(json.dumps(sys.argv[1:]))"
@@ -245,10 +246,10 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
 
 def test_a_line_that_shows_tests_need_not_be_the_last():
     lines = ["==== 3 passed in 2.1s ====", "========= ERROR SUMMARY: 0 errors"]
-    assert gpu_check.result_of(lines, " passed") == {"said": "3 passed in 2.1s"}
-    assert gpu_check.result_of(lines, "") == {"said": "ERROR SUMMARY: 0 errors"}
-    assert gpu_check.result_of([], " passed") == {"said": ""}
-    assert gpu_check.result_of(["7", '{"a": 1}', '{"a": 2}', "bye"], "") == {"result": {"a": 2}}
+    assert gpu_results.result_of(lines, " passed") == {"said": "3 passed in 2.1s"}
+    assert gpu_results.result_of(lines, "") == {"said": "ERROR SUMMARY: 0 errors"}
+    assert gpu_results.result_of([], " passed") == {"said": ""}
+    assert gpu_results.result_of(["7", '{"a": 1}', '{"a": 2}', "bye"], "") == {"result": {"a": 2}}
 
 
 BROKEN = """
@@ -280,10 +281,23 @@ def test_one_fault_of_a_gpu_is_blamed_on_one_test(tmp_path, workers, passed):
     }
 
 
+def test_counters_of_the_last_launch_of_each_kernel_are_the_result():
+    """Not the rates of a program whose launches are done again for every counter."""
+    names = ("Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value")
+    found = [("copy", "Limits", "DRAM Throughput", "%", value) for value in ("12.5", "91.25")]
+    found += [("copy", "Memory", "Memory Throughput", "Gbyte/s", "2,913.5"), ("copy", "Memory", "Mem Busy", "%", "3")]
+    found += [("add", "Limits", "DRAM Throughput", "%", "7"), ("add", "Limits", "Duration", "us", "n/a")]
+    table = [",".join(f'"{x}"' for x in row) for row in (names, *found)]
+    printed = ["==PROF== Connected", table[0], *table[1:4], '{"rates": {"copy, GB/s": 1.0}}', *table[4:], "7"]
+    assert gpu_results.result_of(printed, "")["result"]["rates"] == {
+        "copy: DRAM Throughput, %": 91.25, "copy: Memory Throughput, Gbyte/s": 2913.5, "add: DRAM Throughput, %": 7.0
+    }  # fmt: skip
+
+
 def test_what_hangs_in_a_test_says_in_which():
     """Of pytest alone, where the line of a test that is under way has no end, and of its workers, which say both."""
     said = ["tests/gpu/a.py::test_a[gcn-in memory] PASSED      [ 50%]", "tests/gpu/a.py::test_a[gat-in memory] "]
-    assert gpu_check.reason(None, "\n".join(said), "Thread 1\n  File x", "took too long") == (
+    assert gpu_results.reason(None, "\n".join(said), "Thread 1\n  File x", "took too long") == (
         "took too long: tests/gpu/a.py::test_a[gat-in memory]"
     )
     said = [
@@ -291,10 +305,10 @@ def test_what_hangs_in_a_test_says_in_which():
         "tests/a.py::TestB::test_c[2] ",
         "[gw0] [ 50%] PASSED tests/a.py::TestB::test_c[2] ",
     ]
-    assert gpu_check.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]"
+    assert gpu_results.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]"
     over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
-    assert gpu_check.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
-    assert gpu_check.reason(None, "", "", "took too long") == "took too long"
+    assert gpu_results.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
+    assert gpu_results.reason(None, "", "", "took too long") == "took too long"
 
 
 def test_timeline():
