@@ -133,9 +133,13 @@ class Check:
         return run
 
     def _end(self, run: Running, code: int | None, ended: str = SLOW) -> None:
+        quiet = (time.time() - run.files[0].stat().st_mtime) / (run.end - run.start)
+        if code is None and ended == SLOW:  # Python says where it is
+            kill(run.process, signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                run.process.wait(2)
         end(run.process)
         self._running.remove(run)
-        quiet = (time.time() - run.files[0].stat().st_mtime) / (run.end - run.start)
         printed, errors = (file.read_text(errors="replace") for file in run.files)
         with open(self.options.work / "gpu-check.log", "a") as log:
             log.write(f"=== {run.part.name}: {' '.join(run.part.command)}\n{printed[-LONGEST:]}\n")
@@ -181,13 +185,19 @@ def begin(
     command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], more: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a command in a process group of this session, so that it ends with whatever ends that."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "300"} | (more or {})  # pytest cuts what is wider
-    return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=os.setpgrp, env=environment)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (more or {})
+    environment["COLUMNS"] = "300"  # pytest cuts what is wider
+
+    def alone() -> None:
+        os.setpgrp()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=alone, env=environment)
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, number)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -122,10 +122,9 @@ def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
 
 
 def tests(name: str, file: str, limit: int, *more: str, **environment: str) -> Part:
-    """Tests on the GPU, each by its name; where one hangs, all threads say where they are. Of pytest's plugins those
-    that are needed: the others of a machine take seconds."""
+    """Tests on the GPU, each by its name. Of pytest's plugins those that are needed: others take seconds to load."""
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=50")
+    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider")
     beside = tuple(environment.items())
     return Part(name, (*command, f"tests/gpu/{file}", *more), limit, shows=" passed", environment=beside)
 

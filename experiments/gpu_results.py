@@ -9,6 +9,8 @@ import signal
 from contextlib import suppress
 from typing import Any
 
+WHERE = re.compile(r"^(?:Current t|T)hread 0x\w+.*\(most recent call first\):\n  File (.*)", re.MULTILINE)
+RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")  # torch says more behind it, which helps nobody
 COUNTERS = ("Duration", "DRAM Throughput", "Memory Throughput", "L2 Hit Rate", "Achieved Occupancy")  # as `ncu` says
 OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b")  # how pytest says that a test is
 TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| *$)")
@@ -41,17 +43,20 @@ def counters(lines: list[str]) -> dict[str, float]:
 
 
 def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
-    """Why a part failed: the tests that did, or how it ended with the tests that were under way or its last words."""
+    """Why a part failed: the tests that did, or how it ended, with the tests that were under way and the line of Python
+    at which it was, or else its last words."""
     lines = printed.splitlines()
     failed = [text for text in lines if text.startswith(("FAILED ", "ERROR "))]
     if failed:
         return f"{len(failed)} failed, first {failed[0][:300]}"
     tests = {found[0]: OVER.search(text) for text in lines if (found := TEST.search(text))}
-    said = [text for text in (*lines, *errors.splitlines()) if text.strip()]
-    last = [test for test, over in tests.items() if not over] or said[-1:]
+    last = [test for test, over in tests.items() if not over][:3]
+    last += [f"in {found[1]}" for found in [WHERE.search(errors)] if found]
+    said = [text for text in (*lines, *errors.splitlines()) if text.strip() and not text.startswith("{")]
+    last = last or ([text for text in said if RAISED.match(text)] or said)[-1:]
     if code is not None:
         ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
-    return ": ".join([ended, *(text[:300] for text in last[:3])])
+    return ": ".join([ended, *(text[:300] for text in last)])
 
 
 def line(row: dict[str, Any]) -> str:

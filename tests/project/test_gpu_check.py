@@ -50,7 +50,7 @@ def steps(monkeypatch, *found, late=()):
 @pytest.mark.long
 def test_epochs_and_rates_on_a_simulated_device(monkeypatch, tmp_path):
     names = ("artifact of 120", "artifact of 300", "links", "machine", "gcn eager", "gcn torch_geometric")
-    code, rows = check(monkeypatch, tmp_path, "--only", *names, "gcn captured")
+    code, rows = check(monkeypatch, tmp_path, "--slow", "10", "--only", *names, "gcn captured")
     done = dict.fromkeys((*names, "gcn captured"), "done") | {"machine": "left out"}
     assert {name: row["status"] for name, row in rows.items()} == done and code == 0
     for name in ("gcn eager", "gcn captured"):
@@ -86,7 +86,8 @@ def test_what_hangs_crashes_or_fails_has_a_row_that_says_so_and_costs_no_other(m
     assert code == 1 and rows["hangs"]["result"] == {"a": 1} and rows["hangs"]["seconds"] < 15
     assert subprocess.run(["pgrep", "-f", "sleep 77.25"], capture_output=True).stdout == b"", "a child was left behind"
     why = {name: row.get("why", "") for name, row in rows.items()}
-    assert why["hangs"].startswith("took too long: {") and why["crashes"].startswith("ended by SIGSEGV")
+    here = 'in "<string>", line 1 in <module>'
+    assert why["hangs"] == f"took too long: {here}" and why["crashes"] == f"ended by SIGSEGV: {here}"
     assert why["tests"] == "2 failed, first FAILED tests/a.py::test_rows[1] - wrong"
     assert why["fails"] == "exit code 1: ValueError: no room" and "no-such" in why["none"]
     text = (tmp_path / "out" / "gpu-check.txt").read_text()
@@ -294,11 +295,19 @@ def test_counters_of_the_last_launch_of_each_kernel_are_the_result():
     }  # fmt: skip
 
 
+STACKS = """Fatal Python error: Aborted
+
+Current thread 0x00007f98 [python] (most recent call first):
+  File a.py, line 46 in synchronize
+  File a.py, line 7 in <module>
+"""
+
+
 def test_what_hangs_in_a_test_says_in_which():
     """Of pytest alone, where the line of a test that is under way has no end, and of its workers, which say both."""
     said = ["tests/gpu/a.py::test_a[gcn-in memory] PASSED      [ 50%]", "tests/gpu/a.py::test_a[gat-in memory] "]
-    assert gpu_results.reason(None, "\n".join(said), "Thread 1\n  File x", "took too long") == (
-        "took too long: tests/gpu/a.py::test_a[gat-in memory]"
+    assert gpu_results.reason(None, "\n".join(said), STACKS, "took too long") == (
+        "took too long: tests/gpu/a.py::test_a[gat-in memory]: in a.py, line 46 in synchronize"
     )
     said = [
         "tests/a.py::TestB::test_c[1] ",
@@ -309,6 +318,19 @@ def test_what_hangs_in_a_test_says_in_which():
     over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
     assert gpu_results.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
     assert gpu_results.reason(None, "", "", "took too long") == "took too long"
+
+
+def test_a_failure_ends_with_its_error_whatever_torch_says_behind_it():
+    raised = (
+        "Traceback\n  File x\ntorch.AcceleratorError: CUDA error: misaligned address\nCompile with `X` to see more.\n"
+    )
+    assert gpu_results.reason(1, '7\n{"losses": []}', raised, "") == (
+        "exit code 1: torch.AcceleratorError: CUDA error: misaligned address"
+    )
+    assert gpu_results.reason(1, '7\n{"losses": []}', "", "") == "exit code 1: 7"
+    assert (
+        gpu_results.reason(2, "", "usage: x\nx: error: no such option", "") == "exit code 2: x: error: no such option"
+    )
 
 
 def test_timeline():
