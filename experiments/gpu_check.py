@@ -31,7 +31,7 @@ from typing import IO, Any
 import numpy as np
 
 from experiments.gpu_parts import Part, first, more
-from experiments.gpu_results import line, reason, result_of
+from experiments.gpu_results import WARNED, line, reason, result_of
 from hongtu.bench.records import append, read
 
 DONE, LEFT_OUT, SLOW, ENDED, DIFFERS = "done", "left out", "took too long", "the call ended", "losses differ"
@@ -149,6 +149,8 @@ class Check:
         used, before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), self._processors
         self._processors, row["processor_seconds"] = used, round(used - before, 1)
         row |= result_of(printed.strip().splitlines(), run.part.shows)
+        if warned := WARNED.findall(errors):
+            row["warned"] = [*dict.fromkeys(warned)][:5]
         good = code == 0 and (run.part.shows in printed or not on_gpu)
         row["status"] = ended if code is None else DONE if good else "failed"
         if not good:

@@ -9,7 +9,8 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-WHERE = re.compile(r"^(?:Current t|T)hread 0x\w+.*\(most recent call first\):\n  File (.*)", re.MULTILINE)
+WHERE = re.compile(r"^Current thread 0x\w+.*\(most recent call first\):\n  File (.*)", re.MULTILINE)
+WARNED = re.compile(r"(?:User|Runtime)Warning: (.*)")
 RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")  # torch says more behind it, which helps nobody
 COUNTERS = ("Duration", "DRAM Throughput", "Memory Throughput", "L2 Hit Rate", "Achieved Occupancy")  # as `ncu` says
 OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b")  # how pytest says that a test is
@@ -67,6 +68,7 @@ def line(row: dict[str, Any]) -> str:
         text += f"{result['seconds']:.4f} s an epoch, allocated {result['allocated'] / 2**30:.2f} GiB; "
     if "captured" in result:
         text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}; "
-    text += "  ".join(str(row[key]) for key in ("note", "why", "said") if row.get(key))
+    words = ("note", "why") if row.get("said", "") in row.get("why", "") else ("note", "why", "said")
+    text += "  ".join([*(row[key] for key in words if row.get(key)), *row.get("warned", [])[:1]])
     rates = result.get("rates", {})
     return "".join([text, *(f"\n    {name:48s} {value:10.3f}" for name, value in rates.items())]).rstrip()

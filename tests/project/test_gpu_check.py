@@ -75,13 +75,18 @@ def test_what_hangs_crashes_or_fails_has_a_row_that_says_so_and_costs_no_other(m
     steps(
         monkeypatch,
         [python("hangs", HANG, 1), python("crashes", crash), python("good", "print(7)"), python("tests", tests)],
+        [
+            python(
+                "warns", "import warnings\nfor k in range(9): warnings.warn(f'refused to pin {k % 2} bytes')\nprint(7)"
+            )
+        ],
         [python("fails", "import sys; print('begun'); sys.exit('ValueError: no room')"), Part("none", ("no-such",), 5)],
         late=[python("late", "print('{}')")],
     )
     code, rows = check(monkeypatch, tmp_path)
     assert {name: row["status"] for name, row in rows.items()} == {
         "hangs": "took too long", "crashes": "failed", "good": "done", "tests": "failed", "fails": "failed",
-        "none": "left out", "late": "done",
+        "none": "left out", "late": "done", "warns": "done",
     }  # fmt: skip
     assert code == 1 and rows["hangs"]["result"] == {"a": 1} and rows["hangs"]["seconds"] < 15
     assert subprocess.run(["pgrep", "-f", "sleep 77.25"], capture_output=True).stdout == b"", "a child was left behind"
@@ -90,8 +95,9 @@ def test_what_hangs_crashes_or_fails_has_a_row_that_says_so_and_costs_no_other(m
     assert why["hangs"] == f"took too long: {here}" and why["crashes"] == f"ended by SIGSEGV: {here}"
     assert why["tests"] == "2 failed, first FAILED tests/a.py::test_rows[1] - wrong"
     assert why["fails"] == "exit code 1: ValueError: no room" and "no-such" in why["none"]
+    assert rows["warns"]["warned"] == ["refused to pin 0 bytes", "refused to pin 1 bytes"]
     text = (tmp_path / "out" / "gpu-check.txt").read_text()
-    assert all(reason in text for reason in why.values())
+    assert "  7  refused to pin 0 bytes" in text and all(reason in text for reason in why.values())
     assert "begun" in (tmp_path / "out" / "gpu-check.log").read_text()
 
 
@@ -296,6 +302,9 @@ def test_counters_of_the_last_launch_of_each_kernel_are_the_result():
 
 
 STACKS = """Fatal Python error: Aborted
+
+Thread 0x00007f97 [worker] (most recent call first):
+  File b.py, line 3 in wait
 
 Current thread 0x00007f98 [python] (most recent call first):
   File a.py, line 46 in synchronize
