@@ -11,7 +11,8 @@ from typing import Any
 
 WHERE = re.compile(r"^Current thread 0x\w+.*\(most recent call first\):\n  File (.*)", re.MULTILINE)
 WARNED = re.compile(r"(?:User|Runtime)Warning: (.*)")
-RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b")  # torch says more behind it, which helps nobody
+# an error, and not what torch says behind it
+RAISED = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)+(\S.*)", re.MULTILINE)
 COUNTERS = ("Duration", "DRAM Throughput", "Memory Throughput", "L2 Hit Rate", "Achieved Occupancy")  # as `ncu` says
 OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b")  # how pytest says that a test is
 TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| *$)")
@@ -54,7 +55,7 @@ def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
     last = [test for test, over in tests.items() if not over][:3]
     last += [f"in {found[1]}" for found in [WHERE.search(errors)] if found]
     said = [text for text in (*lines, *errors.splitlines()) if text.strip() and not text.startswith("{")]
-    last = last or ([text for text in said if RAISED.match(text)] or said)[-1:]
+    last = last or (RAISED.findall(errors) or said)[-1:]
     if code is not None:
         ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
     return ": ".join([ended, *(text[:300] for text in last)])

@@ -330,13 +330,16 @@ def test_what_hangs_in_a_test_says_in_which():
 
 
 def test_a_failure_ends_with_its_error_whatever_torch_says_behind_it():
-    raised = (
-        "Traceback\n  File x\ntorch.AcceleratorError: CUDA error: misaligned address\nCompile with `X` to see more.\n"
-    )
-    assert gpu_results.reason(1, '7\n{"losses": []}', raised, "") == (
+    traceback, lost = "Traceback (most recent call last):\n  File x\n    y()\n    ~~^\n", '7\n{"losses": []}'
+    raised = f"{traceback}torch.AcceleratorError: CUDA error: misaligned address\nCompile with `X` to see more.\n"
+    assert gpu_results.reason(1, lost, raised, "") == (
         "exit code 1: torch.AcceleratorError: CUDA error: misaligned address"
     )
-    assert gpu_results.reason(1, '7\n{"losses": []}', "", "") == "exit code 1: 7"
+    told = (
+        f"{raised}\nThe above exception was the direct cause of:\n\n{traceback}hongtu.errors.DeviceOutOfMemory: no room"
+    )
+    assert gpu_results.reason(1, lost, told, "") == "exit code 1: hongtu.errors.DeviceOutOfMemory: no room"
+    assert gpu_results.reason(1, lost, "", "") == "exit code 1: 7"
     assert (
         gpu_results.reason(2, "", "usage: x\nx: error: no such option", "") == "exit code 2: x: error: no such option"
     )
