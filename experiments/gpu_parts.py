@@ -65,7 +65,6 @@ def first(check: Check) -> Iterator[list[Part]]:
         Part("machine", ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"), 20, needs_gpu=True),
         Part("limits", ("sh", "-c", limits), 20),
         Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 30),
-        Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30),
     ]
     once = ("--sample", "-k")
     yield [*facts, measured(options, "memory", 40)] + [
@@ -77,7 +76,8 @@ def first(check: Check) -> Iterator[list[Part]]:
                 eager=() if "captured" in name else EAGER)
         for name, more in TRAINING.items()
     ]  # fmt: skip
-    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, "-p", "xdist", "-n", "4")]
+    doctor = Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30)
+    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, "-p", "xdist", "-n", "4"), doctor]
     yield [measured(options, "links", 25)]
     yield [measured(options, "rates", 25)]
     vertices = options.vertices if check.artifact(f"artifact of {options.vertices}", options.seconds / 10) else small
