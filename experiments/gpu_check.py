@@ -14,8 +14,9 @@ Needs what `hongtu` needs, pytest and torch_geometric, and no package registry.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -29,13 +30,17 @@ from typing import IO, Any
 
 import numpy as np
 
-from experiments.gpu_parts import EAGER, Part, first, more
+from experiments.gpu_parts import Part, first, more
+from experiments.gpu_results import WARNED, line, reason, result_of
 from hongtu.bench.records import append, read
 
-DONE, LEFT_OUT, SLOW, ENDED = "done", "left out", "took too long", "the call ended"
+DONE, LEFT_OUT, SLOW, ENDED, DIFFERS = "done", "left out", "took too long", "the call ended", "losses differ"
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # `make` and `timeout` may say it twice
 MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
+HANGS = 1 / 3  # what has printed nothing for so much of its limit hangs; else it is slow
 TOLERANCE = 1e-4  # of losses, relative
-LONGEST = 100_000  # characters of a part in the log
+LONGEST = 200_000  # characters of a part in the log
+BROKEN = re.compile("CUDA error|CUDA_ERROR_(?!OUT_OF_MEMORY)")  # as torch and as cuda-bindings say it
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Check:
 
     Attributes:
         known: the last row of each part.
-        late: parts for the background, one at a time.
+        late: parts that run beside the others, one after the other.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -64,6 +69,7 @@ class Check:
         self.late: list[Part] = []
         self._running: list[Running] = []
         self._beside: Running | None = None  # of these, that from ``late``
+        self._processors = 0.0  # seconds that parts have taken of them
 
     def run(self, parts: Iterable[Part]) -> None:
         """Side by side, until all have ended; what is in the background goes on."""
@@ -82,7 +88,11 @@ class Check:
         return self.known.get(name, {}).get("status") == DONE
 
     def close(self) -> None:
-        """End what still runs, and write that down."""
+        """End what still runs, and write that down, whoever else wants this process to end."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        for run in self._running:
+            kill(run.process)
         for run in [*self._running]:
             self._end(run, None, ENDED)
         self._report()
@@ -98,9 +108,11 @@ class Check:
 
     def _begin(self, part: Part) -> Running | None:
         row = {"part": part.name, "command": " ".join(("python", *part.command[1:])), "device": self.options.device}
-        if part.captures and (broken := [name for name, known in self.known.items() if known.get("crashed")]):
-            part = replace(part, command=(*part.command, EAGER))
-            row |= {"command": f"{row['command']} {EAGER}", "note": f"eager, for '{broken[0]}' crashed or hung"}
+        broken = [name for name, known in self.known.items() if known.get("crashed") and name != part.name]
+        if part.eager and broken:  # what crashed itself is tried again as it was, by a second call
+            part = replace(part, command=(*part.command, *part.eager), captures=False)
+            row |= {"command": " ".join((row["command"], *part.eager))}
+            row |= {"note": f"eager, for '{broken[0]}' crashed or hung"}
         known = self.known.get(part.name, {})
         if known.get("status") == DONE and known.items() >= row.items():
             return None
@@ -121,6 +133,11 @@ class Check:
         return run
 
     def _end(self, run: Running, code: int | None, ended: str = SLOW) -> None:
+        quiet = (time.time() - run.files[0].stat().st_mtime) / (run.end - run.start)
+        if code is None and ended == SLOW:  # Python says where it is
+            kill(run.process, signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                run.process.wait(2)
         end(run.process)
         self._running.remove(run)
         printed, errors = (file.read_text(errors="replace") for file in run.files)
@@ -129,19 +146,24 @@ class Check:
             log.write(f"--- stderr\n{errors[-LONGEST:]}\n")
         begun, on_gpu = run.start - self.begun, self.options.device.startswith("cuda")
         row = run.row | {"begun": round(begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
+        used, before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), self._processors
+        self._processors, row["processor_seconds"] = used, round(used - before, 1)
         row |= result_of(printed.strip().splitlines(), run.part.shows)
+        if warned := WARNED.findall(errors):
+            row["warned"] = [*dict.fromkeys(warned)][:5]
         good = code == 0 and (run.part.shows in printed or not on_gpu)
         row["status"] = ended if code is None else DONE if good else "failed"
         if not good:
             row["why"] = reason(code, printed, errors, ended)
-            broken = (ended == SLOW if code is None else code < 0) or "CUDA error" in printed + errors
-            row["crashed"] = broken and (run.part.captures or "captured" in run.part.name)
+            broken = (ended == SLOW and quiet > HANGS if code is None else code < 0) or BROKEN.search(printed + errors)
+            row["crashed"] = bool(broken) and run.part.captures
         losses = row.get("result", {}).get("losses")
-        others = [k["result"]["losses"] for k in self.known.values() if k.get("alike") == run.part.alike != ""]
+        alike = [k for k in self.known.values() if k.get("alike") == run.part.alike != "" and k["status"] != DIFFERS]
+        others = [k["result"]["losses"] for k in alike if k["part"] != run.part.name]
         if run.part.alike and losses:
             row["alike"], count = run.part.alike, min(map(len, [losses, *others]))
             if not all(np.allclose(losses[:count], other[:count], rtol=TOLERANCE) for other in others):
-                row |= {"status": "failed", "why": f"LOSSES DIFFER from those of other runs: {others[0]}"}
+                row |= {"status": DIFFERS, "why": f"losses {losses} are not those of '{alike[0]['part']}': {others[0]}"}
         self._note(row)
 
     def _note(self, row: dict[str, Any]) -> None:
@@ -165,14 +187,24 @@ def begin(
     command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], more: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a command in a process group of this session, so that it ends with whatever ends that."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "300"} | (more or {})  # pytest cuts what is wider
-    return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=os.setpgrp, env=environment)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (more or {})
+    environment["COLUMNS"] = "300"  # pytest cuts what is wider
+
+    def alone() -> None:
+        os.setpgrp()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=alone, env=environment)
+
+
+def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End it, with all that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill(process)
     process.wait()
 
 
@@ -198,44 +230,6 @@ def end_left_behind(work: Path) -> int:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------- results
-
-
-def result_of(lines: list[str], shows: str) -> dict[str, Any]:
-    """The last JSON object among what was printed, and of the rest the last line, or the last that shows something."""
-    found: dict[str, Any] = {}
-    for text in lines:
-        with suppress(ValueError):
-            read = json.loads(text)
-            found = {"result": read} if isinstance(read, dict) else found
-    telling = [text for text in lines if shows and shows in text] or lines[-1:]
-    return found or {"said": telling[-1].strip("= ") if telling else ""}
-
-
-def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
-    """Why a part failed: the tests that did, or how it ended and its last words."""
-    failed = [text for text in printed.splitlines() if text.startswith(("FAILED ", "ERROR "))]
-    if failed:
-        return f"{len(failed)} failed, first {failed[0][:300]}"
-    last = [text for text in (*printed.splitlines(), *errors.splitlines()) if text.strip()][-1:]
-    if code is not None:
-        ended = f"exit code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
-    return ": ".join([ended, *(text[:300] for text in last)])
-
-
-def line(row: dict[str, Any]) -> str:
-    """One part for people."""
-    text = f"{row['part']:24s} {row['status']:13s} {row.get('seconds', 0):6.1f} s  "
-    result = row.get("result", {})
-    if "seconds" in result:
-        text += f"{result['seconds']:.4f} s an epoch, allocated {result['allocated'] / 2**30:.2f} GiB; "
-    if "captured" in result:
-        text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}; "
-    text += "  ".join(str(row[key]) for key in ("note", "why", "said") if row.get(key))
-    rates = result.get("rates", {})
-    return "".join([text, *(f"\n    {name:48s} {value:10.3f}" for name, value in rates.items())]).rstrip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -259,7 +253,8 @@ def main() -> None:
     if options.device.startswith("cuda"):
         os.environ.setdefault("HONGTU_HOST_MEMORY", options.host_memory)
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in SIGNALS:
+        signal.signal(number, lambda found, _: sys.exit(128 + found))
     if count := end_left_behind(options.work):
         print(f"{count} processes of an earlier call were ended", flush=True)
     check = Check(options)

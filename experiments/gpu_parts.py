@@ -7,19 +7,22 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-PYTHON, EAGER = sys.executable, "--eager"
+if TYPE_CHECKING:
+    from experiments.gpu_check import Check
+
+PYTHON, EAGER = sys.executable, ("--eager",)
 KERNELS = {"rows": "TestRows", "csc": "TestCsc", "softmax": "test_softmax", "attention": "test_attend",
            "gates": "gated or few_blocks", "dropout": "TestDropout"}  # fmt: skip
 TRAINING = {
-    "eager": ("single_precision and m1n7", EAGER),
+    "eager": ("single_precision and m1n7", *EAGER),
     "captured in memory": ("captured_epochs and memory",),
     "captured out of core": ("captured_epochs and core",),
     "four partitions": ("single_precision and m4n8",),
     "float64": ("is_exact or same_numbers",),
 }
-RUNS = {"eager": (EAGER,), "captured": (), "torch_geometric": ("--pyg",), "eager in 25%": (EAGER, "--memory", "25%"),
+RUNS = {"eager": EAGER, "captured": (), "torch_geometric": ("--pyg",), "eager in 25%": (*EAGER, "--memory", "25%"),
         "captured in 25%": ("--memory", "25%")}  # fmt: skip
 FEW = "(gcn-m1n7-full or gat-m1n7-full) and exact and not ggcn"
 
@@ -32,7 +35,8 @@ class Part:
         command: run from the repository's root; the last JSON object that it prints is the part's result.
         limit: seconds.
         needs_gpu: left out on another device.
-        captures: eager where something that was captured has crashed or hung.
+        captures: passes, so that a crash may be due to that.
+        eager: what keeps it from that, where something else that captures has crashed or hung; () where nothing does.
         alike: parts whose losses agree have this in common.
         shows: on a GPU, what some line must hold: tests that were all skipped show nothing.
         environment: beside the process's own.
@@ -43,25 +47,10 @@ class Part:
     limit: int
     needs_gpu: bool = False
     captures: bool = False
+    eager: tuple[str, ...] = ()
     alike: str = ""
     shows: str = ""
     environment: tuple[tuple[str, str], ...] = ()
-
-
-class Check(Protocol):
-    """What has been found so far.
-
-    Attributes:
-        known: the last row of every part, by name.
-        late: parts that run beside the others, one after the other.
-    """
-
-    options: argparse.Namespace
-    known: dict[str, dict[str, Any]]
-    late: list[Part]
-
-    def artifact(self, name: str, seconds: float) -> bool:
-        """Whether one of these parts is done, or is within so many seconds; else it ends."""
 
 
 def first(check: Check) -> Iterator[list[Part]]:
@@ -70,22 +59,25 @@ def first(check: Check) -> Iterator[list[Part]]:
     small = options.vertices * 2 // 5
     check.late += [made(options, small, 60), made(options, options.vertices, 120)]
     query = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current,clocks.max.sm"
-    limits = (
-        "lscpu; free -g; df -h /tmp; nvidia-smi topo -m; nvcc --version; g++ --version; nproc; ulimit -a | grep locked"
-    )
+    limits = "lscpu; free -g; df -h /tmp; nvidia-smi topo -m; nvcc --version; g++ --version; "
+    limits += "nproc; echo locked memory: $(ulimit -l)"
     facts = [
         Part("machine", ("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"), 20, needs_gpu=True),
         Part("limits", ("sh", "-c", limits), 20),
         Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 30),
-        Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30),
     ]
     once = ("--sample", "-k")
     yield [*facts, measured(options, "memory", 40)] + [
         tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, *once, which, CUDA_LAUNCH_BLOCKING="1")
         for file, which in KERNELS.items()
     ]
-    training = [tests(name, "test_training.py", 90, "-k", *more) for name, more in TRAINING.items()]
-    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, "-n", "4")]
+    training = [
+        replace(tests(name, "test_training.py", 90, "-k", *more), captures="--eager" not in more,
+                eager=() if "captured" in name else EAGER)
+        for name, more in TRAINING.items()
+    ]  # fmt: skip
+    doctor = Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30)
+    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, "-p", "xdist", "-n", "4"), doctor]
     yield [measured(options, "links", 25)]
     yield [measured(options, "rates", 25)]
     vertices = options.vertices if check.artifact(f"artifact of {options.vertices}", options.seconds / 10) else small
@@ -103,7 +95,7 @@ def more(check: Check) -> Iterator[list[Part]]:
     check.late.append(made(options, vertices, 240))
     sanitizer = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
     checked = tests("sanitizer", "test_training.py", 150, "-k", FEW, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-    counters = ("ncu", "--clock-control", "none", "--csv", "-k", "regex:csc_aggregate|copy_rows", "-c", "8")
+    counters = ("ncu", "--clock-control", "none", "--csv", "-k", "regex:csc_aggregate_f|copy_rows", "-c", "12")
     counters += ("--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis", "--section", "Occupancy")
     yield [  # torch's cache is left out, for nothing in it is out of bounds
         replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True),
@@ -130,8 +122,9 @@ def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
 
 
 def tests(name: str, file: str, limit: int, *more: str, **environment: str) -> Part:
-    """Tests on the GPU, each by its name; where one hangs, all threads say where they are."""
-    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=50")
+    """Tests on the GPU, each by its name. Of pytest's plugins those that are needed: others take seconds to load."""
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider")
     beside = tuple(environment.items())
     return Part(name, (*command, f"tests/gpu/{file}", *more), limit, shows=" passed", environment=beside)
 
@@ -144,5 +137,6 @@ def measured(options: argparse.Namespace, what: str, limit: int) -> Part:
 def epochs(options: argparse.Namespace, vertices: int, name: str, *more: str, limit: int = 40) -> Part:
     artifact, alike = f"artifact of {vertices}", f"{more[1]} of {vertices}"
     command = (PYTHON, "-m", "experiments.gpu_epoch", str(options.work / artifact), "--device", options.device)
-    captures = EAGER not in more and "--pyg" not in more
-    return Part(name, (*command, "--epochs", str(options.epochs), *more), limit, captures=captures, alike=alike)
+    captures = "--eager" not in more and "--pyg" not in more
+    command += ("--epochs", str(options.epochs), *more)
+    return Part(name, command, limit, captures=captures, eager=EAGER if captures else (), alike=alike)

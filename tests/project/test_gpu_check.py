@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import gpu_check, gpu_epoch, gpu_parts
+from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_results
 from experiments.gpu_parts import Part
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def steps(monkeypatch, *found, late=()):
 @pytest.mark.long
 def test_epochs_and_rates_on_a_simulated_device(monkeypatch, tmp_path):
     names = ("artifact of 120", "artifact of 300", "links", "machine", "gcn eager", "gcn torch_geometric")
-    code, rows = check(monkeypatch, tmp_path, "--only", *names, "gcn captured")
+    code, rows = check(monkeypatch, tmp_path, "--slow", "10", "--only", *names, "gcn captured")
     done = dict.fromkeys((*names, "gcn captured"), "done") | {"machine": "left out"}
     assert {name: row["status"] for name, row in rows.items()} == done and code == 0
     for name in ("gcn eager", "gcn captured"):
@@ -75,22 +75,29 @@ def test_what_hangs_crashes_or_fails_has_a_row_that_says_so_and_costs_no_other(m
     steps(
         monkeypatch,
         [python("hangs", HANG, 1), python("crashes", crash), python("good", "print(7)"), python("tests", tests)],
+        [
+            python(
+                "warns", "import warnings\nfor k in range(9): warnings.warn(f'refused to pin {k % 2} bytes')\nprint(7)"
+            )
+        ],
         [python("fails", "import sys; print('begun'); sys.exit('ValueError: no room')"), Part("none", ("no-such",), 5)],
         late=[python("late", "print('{}')")],
     )
     code, rows = check(monkeypatch, tmp_path)
     assert {name: row["status"] for name, row in rows.items()} == {
         "hangs": "took too long", "crashes": "failed", "good": "done", "tests": "failed", "fails": "failed",
-        "none": "left out", "late": "done",
+        "none": "left out", "late": "done", "warns": "done",
     }  # fmt: skip
     assert code == 1 and rows["hangs"]["result"] == {"a": 1} and rows["hangs"]["seconds"] < 15
     assert subprocess.run(["pgrep", "-f", "sleep 77.25"], capture_output=True).stdout == b"", "a child was left behind"
     why = {name: row.get("why", "") for name, row in rows.items()}
-    assert why["hangs"].startswith("took too long: {") and why["crashes"].startswith("ended by SIGSEGV")
+    here = 'in "<string>", line 1 in <module>'
+    assert why["hangs"] == f"took too long: {here}" and why["crashes"] == f"ended by SIGSEGV: {here}"
     assert why["tests"] == "2 failed, first FAILED tests/a.py::test_rows[1] - wrong"
     assert why["fails"] == "exit code 1: ValueError: no room" and "no-such" in why["none"]
+    assert rows["warns"]["warned"] == ["refused to pin 0 bytes", "refused to pin 1 bytes"]
     text = (tmp_path / "out" / "gpu-check.txt").read_text()
-    assert all(reason in text for reason in why.values())
+    assert "  7  refused to pin 0 bytes" in text and all(reason in text for reason in why.values())
     assert "begun" in (tmp_path / "out" / "gpu-check.log").read_text()
 
 
@@ -117,25 +124,34 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [("import os; os.abort()", True), ("import time; time.sleep(60)", True), ("1 / 0", False),
-     ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", True)],
-    ids=["crash", "hang", "error", "illegal address"],
+     ("import time\nfor k in range(600):\n print(k, flush=True)\n time.sleep(0.1)", False),
+     ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", True),
+     ("raise RuntimeError('kernel add_rows on GPU 0: <CUresult.CUDA_ERROR_ILLEGAL_ADDRESS: 700>')", True),
+     ("raise RuntimeError('kernel add_rows on GPU 0: <CUresult.CUDA_ERROR_OUT_OF_MEMORY: 2>')", False)],
+    ids=["crash", "hang", "error", "slow", "illegal address of torch", "illegal address of ours", "no room"],
 )  # fmt: skip
 def test_after_a_fault_of_what_is_captured_nothing_is(monkeypatch, tmp_path, fault, broken):
     said = "import json, sys; print(json.dumps(sys.argv[1:]))"
-    found = [[python("eager", "print(1)")], [python("first", fault, 2, captures=True)]]
-    steps(monkeypatch, *found, [python("second", said, captures=True), python("third", said)])
+    kinds = {"captures": True, "eager": ("--eager",)}
+    found = [[python("eager", "print(1)")], [python("first", fault, 2, **kinds)]]
+    steps(monkeypatch, *found, [python("second", said, **kinds), python("third", said)])
     _, rows = check(monkeypatch, tmp_path)
     assert rows["second"]["said"] == ('["--eager"]' if broken else "[]") and rows["third"]["said"] == "[]"
     assert ("'first' crashed or hung" in rows["second"].get("note", "")) == broken
+    steps(monkeypatch, [python("first", said, **kinds)], [python("second", said, **kinds)])  # a call after a mend
+    _, rows = check(monkeypatch, tmp_path)
+    assert rows["first"]["said"] == rows["second"]["said"] == "[]" and "note" not in rows["second"]
 
 
 def test_runs_of_one_model_whose_losses_differ_are_no_success(monkeypatch, tmp_path):
-    runs = [python(str(k), f"print('{{\"losses\": {losses}}}')", alike=alike) for k, (losses, alike) in enumerate(
-        [([1.0, 0.5], "a"), ([1.0, 0.50001, 0.4], "a"), ([1.0, 0.6], "a"), ([3.0], "b")])]  # fmt: skip
+    found = [("a", "[1.0, 0.5]"), ("a", "[1.0, 0.50001, 0.4]"), ("a", "[1.0, 0.6]"), ("b", "[3.0]")]
+    found += [("a", "[1.0, 0.5]"), ("a", "[NaN]")]
+    runs = [python(str(k), f"print('{{\"losses\": {x}}}')", alike=alike) for k, (alike, x) in enumerate(found)]
     steps(monkeypatch, *([run] for run in runs))
-    _, rows = check(monkeypatch, tmp_path)
-    assert [row["status"] for row in rows.values()] == ["done", "done", "failed", "done"]
-    assert rows["2"]["why"].startswith("LOSSES DIFFER")
+    code, rows = check(monkeypatch, tmp_path)
+    status = [row["status"] for row in rows.values()]
+    assert status == ["done", "done", "losses differ", "done", "done", "losses differ"] and code == 1
+    assert rows["2"]["why"] == "losses [1.0, 0.6] are not those of '0': [1.0, 0.5]"
 
 
 def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_path):
@@ -162,6 +178,28 @@ def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_pa
     _, rows = check(monkeypatch, tmp_path)
     assert not subprocess.run(sleeping, capture_output=True).stdout
     assert rows["good"]["status"] == rows["next"]["status"] == "done"
+
+
+def test_a_call_that_is_told_twice_to_end_has_a_row_of_all_that_ran(tmp_path):
+    """As by `make`, which hands a signal on that its children have got."""
+    script = tmp_path / "ended.py"
+    script.write_text(
+        "from experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        "gpu_check.first = lambda check: [[Part(str(k), ('sleep', '79'), 60) for k in range(5)]]\n"
+        "gpu_check.main()\n"
+    )
+    command = [sys.executable, str(script), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), *SMALL]
+    call = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while not (tmp_path / "work" / "4.err").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    call.terminate()
+    assert call.stdout is not None and b"the call ended" in call.stdout.readline()
+    call.send_signal(signal.SIGHUP)
+    assert call.wait(30) == 143
+    rows = [json.loads(row) for row in (tmp_path / "out" / "gpu-check.jsonl").read_text().splitlines()]
+    assert [(row["part"], row["status"]) for row in rows] == [(str(k), "the call ended") for k in range(5)]
 
 
 def test_a_part_that_ran_when_the_call_was_ended_is_not_blamed(monkeypatch, tmp_path):
@@ -205,15 +243,20 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
     names = [part.name for part in first if part.alike]
     assert names == [f"{model} {run}" for model in ("gcn", "gat") for run in gpu_parts.RUNS]
     assert [part.captures for part in first if part.alike] == 2 * [False, True, False, False, True]
+    captures = {part.name for part in first if part.captures and not part.alike}
+    assert captures == {"captured in memory", "captured out of core", "four partitions", "float64"}
+    assert {part.name for part in first if part.captures and not part.eager} == captures - {
+        "four partitions", "float64"
+    }  # fmt: skip
     assert all("artifact of 1000" in " ".join(part.command) for part in first if part.alike)
 
 
 def test_a_line_that_shows_tests_need_not_be_the_last():
     lines = ["==== 3 passed in 2.1s ====", "========= ERROR SUMMARY: 0 errors"]
-    assert gpu_check.result_of(lines, " passed") == {"said": "3 passed in 2.1s"}
-    assert gpu_check.result_of(lines, "") == {"said": "ERROR SUMMARY: 0 errors"}
-    assert gpu_check.result_of([], " passed") == {"said": ""}
-    assert gpu_check.result_of(["7", '{"a": 1}', '{"a": 2}', "bye"], "") == {"result": {"a": 2}}
+    assert gpu_results.result_of(lines, " passed") == {"said": "3 passed in 2.1s"}
+    assert gpu_results.result_of(lines, "") == {"said": "ERROR SUMMARY: 0 errors"}
+    assert gpu_results.result_of([], " passed") == {"said": ""}
+    assert gpu_results.result_of(["7", '{"a": 1}', '{"a": 2}', "bye"], "") == {"result": {"a": 2}}
 
 
 BROKEN = """
@@ -243,6 +286,63 @@ def test_one_fault_of_a_gpu_is_blamed_on_one_test(tmp_path, workers, passed):
     assert {line.split()[1] for line in text.splitlines() if line.startswith("FAILED")} == {
         "test_broken.py::test_kernel[2]"
     }
+
+
+def test_counters_of_the_last_launch_of_each_kernel_are_the_result():
+    """Not the rates of a program whose launches are done again for every counter."""
+    names = ("Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value")
+    found = [("copy", "Limits", "DRAM Throughput", "%", value) for value in ("12.5", "91.25")]
+    found += [("copy", "Memory", "Memory Throughput", "Gbyte/s", "2,913.5"), ("copy", "Memory", "Mem Busy", "%", "3")]
+    found += [("add", "Limits", "DRAM Throughput", "%", "7"), ("add", "Limits", "Duration", "us", "n/a")]
+    table = [",".join(f'"{x}"' for x in row) for row in (names, *found)]
+    printed = ["==PROF== Connected", table[0], *table[1:4], '{"rates": {"copy, GB/s": 1.0}}', *table[4:], "7"]
+    assert gpu_results.result_of(printed, "")["result"]["rates"] == {
+        "copy: DRAM Throughput, %": 91.25, "copy: Memory Throughput, Gbyte/s": 2913.5, "add: DRAM Throughput, %": 7.0
+    }  # fmt: skip
+
+
+STACKS = """Fatal Python error: Aborted
+
+Thread 0x00007f97 [worker] (most recent call first):
+  File b.py, line 3 in wait
+
+Current thread 0x00007f98 [python] (most recent call first):
+  File a.py, line 46 in synchronize
+  File a.py, line 7 in <module>
+"""
+
+
+def test_what_hangs_in_a_test_says_in_which():
+    """Of pytest alone, where the line of a test that is under way has no end, and of its workers, which say both."""
+    said = ["tests/gpu/a.py::test_a[gcn-in memory] PASSED      [ 50%]", "tests/gpu/a.py::test_a[gat-in memory] "]
+    assert gpu_results.reason(None, "\n".join(said), STACKS, "took too long") == (
+        "took too long: tests/gpu/a.py::test_a[gat-in memory]: in a.py, line 46 in synchronize"
+    )
+    said = [
+        "tests/a.py::TestB::test_c[1] ",
+        "tests/a.py::TestB::test_c[2] ",
+        "[gw0] [ 50%] PASSED tests/a.py::TestB::test_c[2] ",
+    ]
+    assert gpu_results.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]"
+    over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
+    assert gpu_results.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
+    assert gpu_results.reason(None, "", "", "took too long") == "took too long"
+
+
+def test_a_failure_ends_with_its_error_whatever_torch_says_behind_it():
+    traceback, lost = "Traceback (most recent call last):\n  File x\n    y()\n    ~~^\n", '7\n{"losses": []}'
+    raised = f"{traceback}torch.AcceleratorError: CUDA error: misaligned address\nCompile with `X` to see more.\n"
+    assert gpu_results.reason(1, lost, raised, "") == (
+        "exit code 1: torch.AcceleratorError: CUDA error: misaligned address"
+    )
+    told = (
+        f"{raised}\nThe above exception was the direct cause of:\n\n{traceback}hongtu.errors.DeviceOutOfMemory: no room"
+    )
+    assert gpu_results.reason(1, lost, told, "") == "exit code 1: hongtu.errors.DeviceOutOfMemory: no room"
+    assert gpu_results.reason(1, lost, "", "") == "exit code 1: 7"
+    assert (
+        gpu_results.reason(2, "", "usage: x\nx: error: no such option", "") == "exit code 2: x: error: no such option"
+    )
 
 
 def test_timeline():
