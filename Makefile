@@ -71,13 +71,14 @@ $(VENV)/.runtime: $(REQUIREMENTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "hongtu needs Python 3.10 or newer and '$(PYTHON)' is not: try 'make PYTHON=python3.11 ...'" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) pip
 	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e . --group dev
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime
-	$(INSTALL) -e '.[docs]'
+	$(INSTALL) -e . --group docs
 	@touch $@
