@@ -23,7 +23,7 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 SPARSE := tests/device/test_torch_sparse.py tests/nn/test_block.py tests/preprocess tests/bench tests/pyg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-floor torch-sparse bounds bench gpu-check gpu-more docs lint format clean
+.PHONY: help demo package test test-all test-floor torch-sparse bounds bench gpu-check gpu-more docs lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,18 @@ bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (m
 
 docs: $(VENV)/.docs  ## build the documentation in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+package:  ## build the wheel and the source distribution in dist/, and train in an empty environment with the wheel alone
+	rm -rf dist .venv-package
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-package/bin/python -m build --outdir dist .
+	rm -rf .venv-package
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd .venv-package && bin/hongtu generate citation graph --vertices 2000 --edges 20000 --features 16 --classes 4 \
+	    && bin/hongtu preprocess graph artifact && bin/hongtu train artifact --model gcn --epochs 20
+	rm -rf .venv-package
 
 lint: $(VENV)/.dev  ## check format, style, types and the layering; changes nothing
 	$(BIN)/ruff format --check .
