@@ -16,7 +16,7 @@ from torch_geometric.nn import GCN
 import hongtu
 
 data = Planetoid("data", "Cora")[0]
-artifact = hongtu.preprocess_graph(data=data, artifact="cora", normalize_features=True)
+artifact = hongtu.preprocess_graph(data=data, artifact="cora", partitions=1, chunks=8, normalize_features=True)
 model = GCN(data.num_features, 16, num_layers=2, out_channels=7, dropout=0.5)
 trainer = hongtu.Trainer(
     artifact,
