@@ -32,7 +32,7 @@ def test_an_example_runs(path, monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(EXAMPLES)
     from graphs import citation
 
-    monkeypatch.setattr(datasets, "Planetoid", lambda root, name: [citation(200)])  # no download
+    monkeypatch.setattr(datasets, "Planetoid", lambda root, name: [citation(210, classes=7)])  # no download
     run(path, monkeypatch, tmp_path)
     assert capsys.readouterr().out
 
