@@ -30,7 +30,7 @@ GUARDED = {
 def packages(entries):
     """Import names of requirements, and of the groups that they include.
 
-    >>> sorted(packages(["torch_geometric>=2.5", "cuda-bindings>=13; sys_platform == 'linux'"]))
+    >>> sorted(packages(["torch_geometric>=2.6", "cuda-bindings>=13; sys_platform == 'linux'"]))
     ['cuda_bindings', 'torch_geometric']
     """
     found = set()
