@@ -1,16 +1,19 @@
 # Everything runs in .venv; its two stamps say which dependencies it holds (.runtime, and .dev or .docs on top of it).
+# `make test-floor` runs `make test` in .venv-floor, where what hongtu depends on is as old as pyproject.toml allows.
 
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
+FLOOR := .venv-floor
 BIN := $(VENV)/bin
 WORKERS ?= 2
 GRAPH ?=
 RANKS ?=
 ANY_PYTHON = $(if $(wildcard $(VENV)/.runtime),$(BIN)/python,$(PYTHON))
 
-REQUIREMENTS := constraints.txt setup.py pyproject.toml
+REQUIREMENTS := $(CONSTRAINTS) setup.py pyproject.toml
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --doctest-modules tests hongtu --ignore=tests/gpu --ignore=hongtu/bench/dgl.py --ignore=hongtu/bench/sar.py
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 
 BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/test_run_directory.py tests/graph/test_artifact.py \
 	tests/kernels/test_bounds.py tests/kernels/test_plain_forms.py tests/plan/test_plain_forms.py tests/graph/test_neighbour_sets.py tests/preprocess/test_clean.py tests/preprocess/test_csc.py tests/preprocess/test_fuzz.py tests/preprocess/test_order.py \
@@ -20,7 +23,7 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 SPARSE := tests/device/test_torch_sparse.py tests/nn/test_block.py tests/preprocess tests/bench tests/pyg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all torch-sparse bounds bench gpu-check gpu-more docs lint format clean
+.PHONY: help demo package test test-all test-floor torch-sparse bounds bench gpu-check gpu-more docs lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +36,9 @@ test: $(VENV)/.dev  ## run tests of everything that needs no GPU, a few cases of
 
 test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU (REST=1: those that `make test` leaves out)
 	$(TESTS) $(if $(REST),--rest)
+
+test-floor: $(FLOOR).txt  ## `make test` with the lowest versions that pyproject.toml names, in an environment of its own
+	$(MAKE) test VENV=$(FLOOR) CONSTRAINTS=$(FLOOR).txt
 
 torch-sparse: $(VENV)/.dev  ## build torch-sparse, a quarter of an hour, and run the tests that use it
 	$(INSTALL) --no-build-isolation torch-scatter torch-sparse
@@ -53,6 +59,18 @@ bounds: $(VENV)/.dev  ## run the tests of compiled code with bounds checks on (m
 docs: $(VENV)/.docs  ## build the documentation in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+package:  ## build the wheel and the source distribution in dist/, and train in an empty environment with the wheel alone
+	rm -rf dist .venv-package
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-package/bin/python -m build --outdir dist .
+	rm -rf .venv-package
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd .venv-package && bin/hongtu generate citation graph --vertices 2000 --edges 20000 --features 16 --classes 4 \
+	    && bin/hongtu preprocess graph artifact && bin/hongtu train artifact --model gcn --epochs 20
+	rm -rf .venv-package
+
 lint: $(VENV)/.dev  ## check format, style, types and the layering; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -64,20 +82,25 @@ format: $(VENV)/.dev  ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the virtual environment, caches and build products
-	rm -rf $(VENV) build dist site .demo .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(FLOOR) $(FLOOR).txt build dist site .demo .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
 	find hongtu preprocess cuda_ext tests experiments -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(FLOOR).txt: pyproject.toml
+	sed '/^\[dependency-groups\]/,$$d' pyproject.toml | grep -oE '"[A-Za-z0-9_-]+>=[0-9.]+' | sed 's/"//; s/>=/==/' \
+	    | grep -vE '^(setuptools|cuda-bindings)=' > $@
 
 $(VENV)/.runtime: $(REQUIREMENTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "hongtu needs Python 3.10 or newer and '$(PYTHON)' is not: try 'make PYTHON=python3.11 ...'" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) pip
 	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e . --group dev
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime
-	$(INSTALL) -e '.[docs]'
+	$(INSTALL) -e . --group docs
 	@touch $@

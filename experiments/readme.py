@@ -2,7 +2,7 @@
 
     python -m experiments.readme [--check]
 
-What stands between ``<!-- measured -->`` and ``<!-- /measured -->`` is replaced.
+What stands between ``<!-- measured -->`` and ``<!-- /measured -->`` is replaced, and so is the ``table``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from hongtu.plan.passes.strategy import SAVINGS
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "experiments" / "results"
 HELD_OUT = 12  # configurations, the fewest that say something
-BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 Row = dict[str, Any]
 
 
@@ -39,10 +38,41 @@ def main() -> None:
 
 def written(text: str, results: Path) -> str:
     """A README with the numbers of some results."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    assert begin and end, "README.md has no markers"
-    return head + BEGIN + "\n".join(map(_item, lines(results))) + "\n" + END + tail
+    bench = read(results / "bench" / "bench.jsonl")
+    return _between(_between(text, "table", table(bench)), "measured", list(map(_item, lines(results))))
+
+
+def _between(text: str, name: str, found: list[str]) -> str:
+    head, begin, rest = text.partition(f"<!-- {name} -->\n")
+    _, end, tail = rest.partition(f"<!-- /{name} -->\n")
+    assert begin and end, f"README.md has no marker {name!r}"
+    return head + begin + "\n".join(found) + "\n" + end + tail
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Of the graph whose processes' memory was measured: the fastest epoch of each system, a model a line."""
+    rows = [row for row in rows if "process_bytes" in row and row["others"] <= BUSY]
+    found = ["| model | torch_geometric | DGL | hongtu | hongtu in a budget |", "|---|---|---|---|---|"]
+    for what in dict.fromkeys((row["model"], row["layers"], row["hidden"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["layers"], row["hidden"]) == what]
+        full = [row for row in own if row["strategy"] == "full"]
+        cells = [
+            *([row for row in own if row["system"] in names] for names in (("pyg", "pyg-csr"), ("dgl",))),
+            *([row for row in full if (row["share"] is None) is free] for free in (True, False)),
+        ]
+        found.append(f"| {what[0]}, {what[1]} layers of {what[2]} | {' | '.join(map(_cell, cells))} |")
+    return found
+
+
+def _cell(rows: list[Row]) -> str:
+    """Seconds, and the memory of the process or, in a budget, of the device."""
+    if not rows:
+        return "-"
+    row = min(rows, key=_fastest)
+    memory = f"{row['process_bytes'] / 2**30:.2f} GiB"
+    if row["share"] is not None:
+        memory = f"device {row['budget'] / 2**20:.0f} MiB ({row['share']:.0%})"
+    return f"{_fastest(row):.2f} s, {memory}"
 
 
 def _item(line: str) -> str:

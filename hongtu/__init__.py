@@ -13,7 +13,7 @@ from hongtu.threads import set_wait_policy
 
 set_wait_policy()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CorrectAndSmooth",
     "LabelPropagation",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import inspect
 import json
 import re
 import reprlib
+import sys
 import types
 import typing
 from pathlib import Path
@@ -76,10 +76,8 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
 
 
 def _toml(path: Path) -> Any:
-    for name in ("tomllib", "tomli"):  # the first is Python's own from 3.11 on
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name).loads(path.read_text("utf-8"))
-    raise InputError(f"{path}: TOML needs Python 3.11, or `pip install tomli`; or give it as .json")
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return toml.loads(path.read_text("utf-8"))
 
 
 def to_toml(config: Any) -> str:

@@ -142,8 +142,29 @@ def _check_plain(name: str, value: Any) -> None:
         )
 
 
-def _check_hash(path: Path) -> None:
-    length = len(_last_line("0" * 64))
+def weights_of_version_1(path: Path) -> dict[str, torch.Tensor]:
+    """The layers' weights of a snapshot of the first format, which has no generators and no history to go on with.
+
+    Raises:
+        InputError: when it is damaged, of another version, or holds learned rows of vertices.
+    """
+    _check_hash(path, version=1)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state["embedding"] is not None:
+        raise InputError(f"{path}: holds learned rows of vertices, which only its own run can use; train again")
+    return dict(state["model"])
+
+
+def snapshot_version(path: Path) -> int | None:
+    """The format of a snapshot by its last line; None where it has none."""
+    with open(path, "rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - 100))
+        words = stream.read().rpartition(b"\n" + FORMAT.encode())[2].split()
+    return int(words[0]) if len(words) == 2 and words[0].isdigit() else None
+
+
+def _check_hash(path: Path, version: int = VERSION) -> None:
+    length = len(_last_line("0" * 64, version))
     with open(path, "rb") as stream:
         left = max(0, os.fstat(stream.fileno()).st_size - length)
         digest = hashlib.blake2b(digest_size=32)
@@ -151,12 +172,13 @@ def _check_hash(path: Path) -> None:
             digest.update(block)
             left -= len(block)
         found = stream.read()
-    words = found.split()
-    if len(words) == 3 and words[0] == FORMAT.encode() and words[1] != str(VERSION).encode():
-        raise InputError(f"{path}: snapshot version {words[1].decode('latin1')}, this hongtu reads version {VERSION}")
-    if found != _last_line(digest.hexdigest()):
+    there = snapshot_version(path)
+    if there is not None and there != version:
+        remedy = f"`hongtu migrate {path} OUT` takes its weights" if there == 1 else "use the hongtu that wrote it"
+        raise InputError(f"{path}: snapshot version {there}, this hongtu reads version {version}; {remedy}")
+    if found != _last_line(digest.hexdigest(), version):
         raise InputError(f"{path}: not a snapshot, or damaged: its hash differs; use another snapshot")
 
 
-def _last_line(digest: str) -> bytes:
-    return f"\n{FORMAT} {VERSION} {digest}\n".encode()
+def _last_line(digest: str, version: int = VERSION) -> bytes:
+    return f"\n{FORMAT} {version} {digest}\n".encode()

@@ -24,6 +24,7 @@ from experiments import (
     published,
     ranks,
     readme,
+    releases,
     sampled_accuracy,
     sampling,
 )
@@ -185,6 +186,22 @@ def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):
     assert kernels["csc_per_second"] > 0 and kernels["plain_sort_seconds"] >= 0
     assert 0 < command["seconds_apart"] < command["seconds"] and command["peak_bytes"] < command["predicted_bytes"]
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.long
+def test_releases(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "releases.jsonl"
+    monkeypatch.setattr(releases, "BUDGETS", (None,))
+    monkeypatch.setattr(releases, "SLOWER", 1000)
+    run(monkeypatch, releases, "HEAD", "--vertices", 300, "--epochs", 1, "--rounds", 1, "--models", "gcn", "--out", out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["what"] for row in rows] == ["preprocess", "gcn no limit"]
+    assert all(row["ratio"] == row["now"] / row["before"] > 0 for row in rows)
+    monkeypatch.setattr(
+        releases, "measured", lambda *_: [{"what": "gcn", "before": 1.0, "now": 2000.0, "ratio": 2000.0}]
+    )
+    with pytest.raises(SystemExit, match="slower than HEAD: gcn"):
+        run(monkeypatch, releases, "HEAD")
 
 
 def test_the_readme_says_what_the_results_say(tmp_path):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import hongtu
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {".py", ".cu", ".cuh", ".html", ".typed"}
 
@@ -70,6 +72,14 @@ def test_the_source_distribution_holds_every_source(built):
         names = {name.partition("/")[2] for name in source.getnames()}
         assert expected() <= names, expected() - names
         assert not [member.name for member in source.getmembers() if member.issym()]
+
+
+def test_the_version_is_that_of_the_citation_and_the_changelog(built):
+    version = hongtu.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    unreleased, _, released = (ROOT / "CHANGELOG.md").read_text().partition(f"\n## [{version}]")
+    assert "## [Unreleased]" in unreleased and released.startswith(" - 20")
+    assert [path.name.split("-")[1] for path in built] == [version, f"{version}.tar.gz"]
 
 
 def test_importing_hongtu_loads_neither_torch_nor_numba():

@@ -38,6 +38,7 @@ ELSEWHERE = (
 )  # graphs and measurements that only a reader's machine has
 SHORTER = (
     ("epochs=10", "epochs=2"),
+    ("epochs=200", "epochs=2"),
     ("epochs=500", "epochs=2"),
     ("eval_every=5", "eval_every=1"),
     ("--epochs 20", "--epochs 2"),
@@ -95,7 +96,13 @@ def run_page(page, skip=()):
 
 
 @pytest.mark.long
-def test_readme_blocks_run(beside, capsys):
+def test_readme_blocks_run(beside, capsys, monkeypatch):
+    from torch_geometric import datasets
+
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from graphs import citation
+
+    monkeypatch.setattr(datasets, "Planetoid", lambda root, name: [citation(210, classes=7)])  # no download
     run_page(README, skip=["hongtu generate"])
     assert "device 0" in capsys.readouterr().out
     assert (beside / "snapshot.pt").exists() and (beside / "traffic.svg").exists()
@@ -120,6 +127,11 @@ def check_user_layer(layer, path):
         return [record.loss for record in trainer.fit(2, progress=False)]
 
     torch.testing.assert_close(losses("24MiB"), losses(None), rtol=1e-12, atol=0)
+
+
+def test_the_first_block_is_the_first_example():
+    (first,) = [text for language, text in blocks(README) if "Planetoid" in text]
+    assert (ROOT / "examples" / "cora.py").read_text().endswith(first)
 
 
 def commands_table():

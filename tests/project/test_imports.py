@@ -1,0 +1,146 @@
+"""What is imported is declared in pyproject.toml, and what needs no torch runs where there is none."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hongtu.cli.settings import _toml
+from tests.project.test_rooms import MODULES, ROOT
+
+PROJECT = _toml(ROOT / "pyproject.toml")
+# packages whose import has another name
+NAMED = {
+    "cuda": "cuda_bindings",
+    "google": "tensorboard",
+    "sklearn": "scikit_learn",
+}
+OF_GIT = {"sar"}  # a baseline that no registry has; docs/benchmarks.md says how to install it
+# imported at the top of a file that is only reached where the package is there
+GUARDED = {
+    **{f"hongtu.bench.{name}": {"dgl"} for name in ("dgl", "sar")},
+    **{f"hongtu.pyg.{name}": {"torch_geometric"} for name in ("loader", "sampler", "stores")},
+}
+
+
+def packages(entries):
+    """Import names of requirements, and of the groups that they include.
+
+    >>> sorted(packages(["torch_geometric>=2.6", "cuda-bindings>=13; sys_platform == 'linux'"]))
+    ['cuda_bindings', 'torch_geometric']
+    """
+    found = set()
+    for entry in entries:
+        if isinstance(entry, dict):
+            found |= packages(PROJECT["dependency-groups"][entry["include-group"]])
+        else:
+            found.add(re.match(r"[\w.-]+", entry)[0].replace("-", "_").lower())
+    return found
+
+
+RUNTIME = packages(PROJECT["project"]["dependencies"])
+EXTRAS = set().union(*map(packages, PROJECT["project"]["optional-dependencies"].values()))
+GROUPS = packages(PROJECT["dependency-groups"]["dev"] + PROJECT["build-system"]["requires"])
+
+
+def imported(tree, *, at_the_top):
+    """Packages that a file imports, of others; only as it is itself imported, or anywhere. What stands in ``try`` or
+    behind ``TYPE_CHECKING`` is not asked for at the top; modules named in ``import_module`` are asked for.
+
+    >>> text = "import a.b\\ntry:\\n    import c\\nexcept ImportError: pass\\ndef f():\\n    import d"
+    >>> [sorted(imported(ast.parse(text), at_the_top=at)) for at in (True, False)]
+    [['a'], ['a', 'c', 'd']]
+    """
+    found, left = set(), list(tree.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "importorskip"):
+            names = [each.value for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant)]
+            found |= {name.split(".")[0] for name in names if isinstance(name, str)}
+        elif not at_the_top or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try | ast.If):
+            left += ast.iter_child_nodes(node)
+    return {NAMED.get(name, name) for name in found - set(sys.stdlib_module_names) if name.isidentifier()}
+
+
+def undeclared(name, tree):
+    """Of a module of the package: what pyproject does not name, and what it imports at once that only an extra has."""
+    anywhere = imported(tree, at_the_top=False) - RUNTIME - EXTRAS - OF_GIT - {"hongtu"}
+    at_once = imported(tree, at_the_top=True) - RUNTIME - GUARDED.get(name, set()) - OF_GIT - {"hongtu"}
+    return (anywhere - GROUPS) | at_once
+
+
+def test_the_package_imports_what_is_declared():
+    wrong = {name: found for name, tree in MODULES.items() if (found := undeclared(name, tree))}
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pandas", "import sklearn.metrics", "from yaml import load", "import torchmetrics.text as text",
+        "import pyarrow", "class A:\n    import networkx", "x = importlib.import_module('requests')",
+        "def f():\n    from rich import print",
+    ],
+)  # fmt: skip
+def test_an_import_that_is_not_declared_is_found(text):
+    assert undeclared("hongtu.train.trainer", ast.parse(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["import json, numpy", "def f():\n    import pyarrow.csv", "if TYPE_CHECKING:\n    import torch_geometric",
+             "try:\n    import kaminpar\nexcept ImportError:\n    pass", "from . import rows", "import hongtu.nn"],
+)  # fmt: skip
+def test_an_import_that_is_declared_is_not(text):
+    assert not undeclared("hongtu.train.trainer", ast.parse(text))
+
+
+def test_tests_and_experiments_import_what_is_declared():
+    local = {"hongtu", "tests", "experiments", "graphs"}
+    for folder in ("tests", "experiments", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            wrong = imported(ast.parse(path.read_text()), at_the_top=False) - RUNTIME - EXTRAS - GROUPS - OF_GIT - local
+            assert not wrong, f"{path}: {wrong}"
+
+
+def test_what_is_declared_is_imported():
+    everything = set().union(*(imported(tree, at_the_top=False) for tree in MODULES.values()))
+    built_upon = {"torch_scatter"}  # by torch_sparse
+    named = {"tensorboard", "wandb", "mlflow"}  # by hongtu.callbacks, as arguments
+    assert (RUNTIME | EXTRAS) - everything - built_upon - named - {"tomli"} == set()
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it is a ModuleNotFoundError
+from hongtu.cli.main import main
+for line in (
+    "generate citation g --vertices 200 --edges 900 --features 8 --classes 3",
+    "preprocess g a --partitions 2 --chunks 4",
+    "info a --verify --json",
+):
+    assert main(line.split()) == 0, line
+from hongtu.graph.artifact import open_artifact
+from hongtu.plan.report import lookahead_summary
+print(sorted(lookahead_summary(open_artifact("a").topology)))
+from hongtu.cuda_ext import compile, driver, sources
+try:
+    assert compile.cubin("rows.cu", "sm_90")[:4] == b"\\x7fELF"
+except sources.KernelError as error:
+    assert "pip install 'hongtu[cuda]'" in str(error)
+"""
+
+
+def test_graphs_preprocessing_plans_and_kernels_run_without_torch(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
