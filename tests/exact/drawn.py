@@ -207,6 +207,7 @@ def _target_edges(rng: np.random.Generator, drawn: Drawn, *, beside: bool) -> No
     count, columns = int(rng.integers(1, 60)), drawn.problem.classes
     edges = additions.some_edges(count, int(rng.integers(99))) % drawn.problem.num_vertices
     form = str(rng.choice(["numbers", "numbers with holes", "classes", "yes or no"]))
+    form = "numbers" if columns == 1 and form == "numbers with holes" else form  # an edge without any is refused
     numbers = rng.normal(size=count if form == "numbers" else (count, columns)).astype(np.float32)
     if form == "numbers with holes":
         numbers[np.add.outer(np.arange(count), np.arange(columns)) % 3 == 0] = np.nan
