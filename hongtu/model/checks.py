@@ -79,10 +79,10 @@ def check_module(index: int, module: nn.Module) -> None:
             check_module(index, part)
             continue
         if rules_of(part) is not None:
-            raise InputError(
-                f"{title}: the {name} inside takes statistics over the whole graph and can stand in the list of layers "
-                "only; give the modules around it one by one"
-            )
+            remedy = "can stand in the list of layers only; give the modules around it one by one"
+            if isinstance(module, Layer):
+                remedy = "a layer sees a chunk's; use torch.nn.LayerNorm there, or normalise edge_attr beforehand"
+            raise InputError(f"{title}: the {name} inside takes statistics over the whole graph, and {remedy}")
         mixes_rows = takes_batch_statistics(part)
         if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):
             mixes_rows = name not in ("LayerNorm", "MessageNorm")

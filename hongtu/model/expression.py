@@ -118,7 +118,9 @@ def parts(node: fx.Node, module: nn.Module, place: str, title: str) -> dict[fx.N
         InputError: for several things of a module that draws numbers, which would be others for each.
     """
     ends, taken = _ends(node), list(node.all_input_nodes)
-    if [*ends] == [node] and all(isinstance(given, fx.Node) for given in (*node.args, *node.kwargs.values())):
+    given: list[Any] = []
+    fx.node.map_aggregate((node.args, node.kwargs), given.append)
+    if [*ends] == [node] and all(value is None or isinstance(value, fx.Node) for value in given):
         return {}
     if len(ends) > 1 and drops(module):
         raise InputError(
