@@ -31,8 +31,7 @@ def check_module(index: int, module: nn.Module) -> None:
         )
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(
-            f"{title}: a convolution of torch_geometric; pass *hongtu.from_pyg(conv), or hongtu.nn.PyGLayer(conv), "
-            "with square=True where it takes no pair of rows"
+            f"{title}: a convolution of torch_geometric; pass *hongtu.from_pyg(conv), or hongtu.nn.PyGLayer(conv)"
         )
     if any(
         base.__module__.startswith(("torch_geometric.nn.models", "torch_geometric.nn.sequential"))
