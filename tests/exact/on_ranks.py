@@ -23,7 +23,7 @@ CALLS: dict[str, Callable[[hongtu.Trainer], Any]] = {
     "evaluate": lambda t: t.evaluate(),
     "predict": lambda t: t.predict(),
     "train_epoch": lambda t: t.train_epoch(),
-    "fit": lambda t: t.fit(1),
+    "fit": lambda t: t.fit(1, eval_every=int(t.validates)),  # of which no scheduler wants more
 }
 BETWEEN = ("nothing", "evaluate", "predict", "save and load", "different", "different")
 
@@ -44,12 +44,14 @@ def train_on_ranks(case: Case) -> None:
     if out is None:
         return
 
+    evaluates = int(case.evaluates)
+
     def work(group: Any) -> None:
         trainer = hongtu.Trainer(case.artifact, case.layers(), ranks=group, **options)
         for epoch, (loss, gradients) in enumerate(expected):
             _call_between(trainer, between[epoch], different[epoch], folder)
             assert trainer.epoch == epoch
-            record = trainer.train_epoch() if case.scheduler is None else trainer.fit(1)[0]
+            record = trainer.train_epoch() if case.scheduler is None else trainer.fit(1, eval_every=evaluates)[0]
             training.assert_counted(trainer, record)
             mine = trainer.gradients()
             assert mine.keys() == gradients.keys(), mine.keys() ^ gradients.keys()
@@ -73,7 +75,8 @@ def _expected(case: Case) -> tuple[list[tuple[float, dict[str, torch.Tensor]]], 
         expected.append((float(loss), {name: gradient.clone() for name, gradient in gradients.items()}))
         case.optimizer.step()
         if case.scheduler is not None:
-            case.step_scheduler(float(loss), {}, {})
+            with torch.no_grad():
+                case.step_scheduler(float(loss), case.validate() if case.evaluates else {}, {})
     case.modules.eval()
     with torch.no_grad():
         return expected, case.model.run_reference(case.modules, case.problem)
