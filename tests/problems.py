@@ -9,7 +9,7 @@ import atexit
 import functools
 import importlib.util
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Problem:
         vertex_type: int64 [V], then the features are rows of an artifact: the type, and what ``type_features`` has.
         type_features: float32 [V_k, F_k] for each type.
         task: what the labels are, where their form does not say it.
+        columns: what a model of it gives, where that is not a column for each class.
+        given: arrays for ``preprocess_graph`` in another form than the ones here, or ``data`` with all of them.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Problem:
     vertex_type: np.ndarray | None = None
     type_features: tuple[np.ndarray, ...] = ()
     task: str | None = None
+    columns: int | None = None
+    given: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_vertices(self) -> int:
@@ -64,6 +68,8 @@ class Problem:
 
     @property
     def classes(self) -> int:
+        if self.columns is not None:
+            return self.columns
         return self.labels.shape[1] if self.labels.ndim == 2 else int(self.labels.max()) + 1
 
     @property
@@ -125,11 +131,11 @@ EDGE_COLUMNS, EDGE_TYPES = 4, 3
 TYPE_WIDTHS = (3, 7, 2)
 
 
-def with_edge_data(problem: Problem) -> Problem:
+def with_edge_data(problem: Problem, columns: int = EDGE_COLUMNS) -> Problem:
     """The same graph with features and types on its edges."""
     rng = np.random.default_rng(29)
     edges = problem.edges.shape[1]
-    features = rng.normal(size=(edges, EDGE_COLUMNS)).astype(np.float32)
+    features = rng.normal(size=(edges, columns)).astype(np.float32)
     return replace(problem, edge_features=features, edge_type=rng.integers(0, EDGE_TYPES, edges))
 
 
@@ -241,9 +247,10 @@ def prepare(problem: Problem, m: int = 1, n: int = 1, **config: Any) -> Artifact
             config["task"] = problem.task
         if importlib.util.find_spec("pymetis") is None:  # a machine for GPU tests need not have it
             config = {"partitioner": "range"} | config
-        artifact = hongtu.preprocess_graph(
-            problem.edges, problem.num_vertices, new_path(problem.name), **arrays, edge_weight=problem.weights,
-            edge_features=problem.edge_features, edge_type=problem.edge_type, partitions=m, chunks=n, **config,
-        )  # fmt: skip
+        arrays |= {"edges": problem.edges, "num_vertices": problem.num_vertices, "edge_weight": problem.weights}
+        arrays |= {"edge_features": problem.edge_features, "edge_type": problem.edge_type, **problem.given}
+        if "data" in problem.given:
+            arrays = {"data": problem.given["data"]}
+        artifact = hongtu.preprocess_graph(artifact=new_path(problem.name), **arrays, partitions=m, chunks=n, **config)
         _prepared[key] = (problem, artifact)  # the problem too: its id must stay taken
     return _prepared[key][1]

@@ -109,5 +109,7 @@ def takes_batch_statistics(module: nn.Module) -> bool:
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Whether a module drops elements, by the name of its class: torch's have no base class in public."""
-    return "Dropout" in type(module).__name__
+    """Whether a module drops elements, by the name of its class: torch's have no base class in public. Recurrent
+    networks and attention have a rate of their own."""
+    inside = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
+    return inside or "Dropout" in type(module).__name__

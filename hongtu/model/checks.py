@@ -31,8 +31,7 @@ def check_module(index: int, module: nn.Module) -> None:
         )
     if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
         raise InputError(
-            f"{title}: a convolution of torch_geometric; pass *hongtu.from_pyg(conv), or hongtu.nn.PyGLayer(conv), "
-            "with square=True where it takes no pair of rows"
+            f"{title}: a convolution of torch_geometric; pass *hongtu.from_pyg(conv), or hongtu.nn.PyGLayer(conv)"
         )
     if any(
         base.__module__.startswith(("torch_geometric.nn.models", "torch_geometric.nn.sequential"))
@@ -79,10 +78,10 @@ def check_module(index: int, module: nn.Module) -> None:
             check_module(index, part)
             continue
         if rules_of(part) is not None:
-            raise InputError(
-                f"{title}: the {name} inside takes statistics over the whole graph and can stand in the list of layers "
-                "only; give the modules around it one by one"
-            )
+            remedy = "can stand in the list of layers only; give the modules around it one by one"
+            if isinstance(module, Layer):
+                remedy = "a layer sees a chunk's; use torch.nn.LayerNorm there, or normalise edge_attr beforehand"
+            raise InputError(f"{title}: the {name} inside takes statistics over the whole graph, and {remedy}")
         mixes_rows = takes_batch_statistics(part)
         if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):
             mixes_rows = name not in ("LayerNorm", "MessageNorm")

@@ -91,7 +91,7 @@ class EdgeLoss:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those given of which copies compute the loss beside it."""
+        """Those of which copies compute the losses."""
         return [] if self.beside is None else self.beside.modules
 
     threshold = 0.0

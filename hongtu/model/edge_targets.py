@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hongtu.errors import InputError, refused_as
 from hongtu.graph.artifact import Artifact
@@ -64,6 +64,10 @@ class EdgeTargets(EdgeLoss):
         self.threshold = self._mean.threshold
         self._bytes = torch.from_numpy(self._mean.label_rows())
         self._bits = torch.from_numpy(self._mean.bits)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [*super().modules, *self._mean.modules]
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,9 @@ A forward may use parameters and buffers of the model itself there; whoever comp
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.model.wiring import RowFunction
+from hongtu.model.checks import drops
+from hongtu.model.wiring import RowFunction, TakenApart
 from hongtu.nn import Dropout
 
 BLOCK = 1 << 16  # vertices looked at a time
@@ -105,6 +108,43 @@ def check_kinds(modules: Iterable[nn.Module], sources: Sequence[tuple[int, ...]]
                     f"{module.embedding.num_embeddings - 1}, where the Embedding looks; make it of num_embeddings="
                     "int(x.max()) + 1, and give it x as integers, not normalised"
                 )
+
+
+def parts(node: fx.Node, module: nn.Module, place: str, title: str) -> dict[fx.Node, tuple[list[fx.Node], nn.Module]]:
+    """What a forward goes on with of a call that gives several things, or that is made with plain values beside rows:
+    the rows that each takes, and the module that gives it. Empty for a call that an entry of a list makes as it is.
+
+    Raises:
+        InputError: for several things of a module that draws numbers, which would be others for each.
+    """
+    ends, taken = _ends(node), list(node.all_input_nodes)
+    given: list[Any] = []
+    fx.node.map_aggregate((node.args, node.kwargs), given.append)
+    if [*ends] == [node] and all(value is None or isinstance(value, fx.Node) for value in given):
+        return {}
+    if len(ends) > 1 and drops(module):
+        raise InputError(
+            f"{title}.forward goes on with several of the things that {place} gives, and it drops: they would come of "
+            "several calls; have one module make what is needed of them, with torch.cat, say"
+        )
+
+    def of(path: tuple[int | str, ...]) -> Callable[..., Any]:
+        def call(module: nn.Module, *rows: Any) -> Any:
+            at = dict(zip(taken, rows, strict=True))
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), at.__getitem__)
+            return functools.reduce(operator.getitem, path, module(*args, **kwargs))
+
+        return call
+
+    return {end: (taken, TakenApart(module, place, of(path))) for end, path in ends.items()}
+
+
+def _ends(node: fx.Node, path: tuple[int | str, ...] = ()) -> dict[fx.Node, tuple[int | str, ...]]:
+    """Where a result that is taken apart by numbers or names is whole, and those on the way there."""
+    users = list(node.users)
+    if not users or not all(user.target is operator.getitem and isinstance(user.args[1], int | str) for user in users):
+        return {node: path}
+    return {end: way for user in users for end, way in _ends(user, (*path, user.args[1])).items()}  # type: ignore
 
 
 def is_expression(node: fx.Node) -> bool:

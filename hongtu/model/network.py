@@ -16,7 +16,7 @@ from hongtu.graph.paper_edges import PaperEdges
 from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
-from hongtu.model.wiring import INPUT, RowFunction, resolve, wire
+from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve, wire
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -285,7 +285,7 @@ class Network:
         gives = {number: self._matrix(known[number], number) for number in self.wiring.gives[index]}
         if index == len(self.layers):
             last = len(self.modules) - 1
-            return self._matrix(known[last], last), (), gives
+            return self._matrix(_one_column(known[last], len(rows.ids)), last), (), gives
         number, layer = self.layer_index[index], self.layers[index]
         source = self.wiring.sources[number][0] if self._begins(index) else number
         h = self._taken(source, index, known, given, layer)
@@ -325,7 +325,9 @@ class Network:
     def _matrix(self, x: Any, number: int) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point():
             found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise InputError(f"{self.title(number)}: got {found} where rows [D, columns] of floats are expected")
+            raise InputError(
+                f"{self.title(number)} gives {found}, expected floats [rows, columns], a row for each vertex"
+            )
         return x
 
     def _pack(self, index: int, s: Sequence[Tensor]) -> Any:
@@ -391,7 +393,14 @@ class Network:
     def title(self, number: int) -> str:
         module = self.modules[number]
         name = f"function {module.extra_repr()}" if isinstance(module, RowFunction) else type(module).__name__
+        name = module.extra_repr() if isinstance(module, TakenApart) else name
         return f"layers[{number}] ({name})"
+
+
+def _one_column(out: Any, rows: int) -> Any:
+    """[R, columns], of an output [R] that a model has squeezed, too; of one row torch squeezes that as well."""
+    squeezed = isinstance(out, Tensor) and out.ndim < 2 and (rows == 1 or out.shape == (rows,))
+    return out.reshape(rows, out.numel() if rows == 1 else 1) if squeezed else out
 
 
 def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:

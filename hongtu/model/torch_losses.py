@@ -57,11 +57,12 @@ class PerVertex:
     """A torch loss module as losses [T] and the way in which it reduces them.
 
     Attributes:
+        given: the module, of which a copy computes.
         has_holes: targets are NaN in some columns, which then have no loss and do not count in a mean.
     """
 
     def __init__(self, module: Any) -> None:
-        self.module = copy.deepcopy(module)
+        self.given, self.module = module, copy.deepcopy(module)
         self.reduction = module.reduction
         self.module.reduction = "none"
         self.has_holes = False

@@ -19,7 +19,7 @@ from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
 from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
-from hongtu.model.expression import LookUp, Own, expression, is_expression, label
+from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.tracer import OF_EDGES, Root, Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.wiring import FIRST_NAME, Entry
@@ -99,6 +99,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         if node.op in ("placeholder", "output"):
             output = node.args[0] if node.op == "output" else output
             continue
+        if node in names:  # a part of what a module gave
+            continue
         place = str(node.target).removeprefix("model.")
         if node.op == "get_attr":
             own[node] = place, tensor_at(root, node, title)
@@ -109,6 +111,12 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             continue
         called = model.get_submodule(place) if node.op == "call_module" else None
         call = f"{title}.forward calls {place}"
+        rows_alone = names.keys() >= {*node.all_input_nodes} and not isinstance(called, nn.Embedding)
+        if called is not None and rows_alone and (several := parts(node, called, place, title)):
+            for end, (taken, module) in several.items():
+                entries.append((module, tuple(names[other] for other in taken), f"v_{end.name}"))
+                names[end] = f"v_{end.name}"
+            continue
         arguments = {"": node.all_input_nodes} if called is None else _given(node, called, call)
         taken = [other for given in arguments.values() for other in given if other not in {*edges, *values}]
         valued = [other for other in node.all_input_nodes if other in values]

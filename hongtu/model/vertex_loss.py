@@ -152,9 +152,8 @@ class MeanLoss:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those given of which copies compute the losses."""
-        pairs = zip(self._terms, self._losses, strict=True)
-        return [term.loss for term, loss in pairs if isinstance(loss, PerVertex) and isinstance(term.loss, nn.Module)]
+        """Those of which copies compute the losses; of a function with its arguments, the one that has these."""
+        return [loss.given for loss in self._losses if isinstance(loss, PerVertex)]
 
     def check_output(self, columns: int, dtype: torch.dtype) -> None:
         """Refuse a model whose output does not fit the labels or the loss, and a loss that gives no losses of vertices,
@@ -313,8 +312,13 @@ class MeanLoss:
         bad = np.flatnonzero((labels < 0) & ~loss.ignores(labels) if labels.ndim == 1 else np.isnan(labels).all(axis=1))
         if len(bad):
             vertex = int(original_id[np.flatnonzero(mask)[bad[0]]])
+            if self._each == "edge":
+                raise InputError(
+                    f"LinkLoss: edge {vertex} (and {len(bad) - 1} more) has no target, nan in all columns; leave "
+                    "these edges out of edges and targets"
+                )
             raise InputError(
-                f"loss: its mask contains {self._each} {vertex} (and {len(bad) - 1} more) without a label; "
+                f"loss: its mask contains vertex {vertex} (and {len(bad) - 1} more) without a label; "
                 "clear the mask there, or use a callable that looks at no target"
             )
 

@@ -64,6 +64,28 @@ class RowFunction(nn.Module):
         return getattr(self.activation, "__name__", type(self.activation).__name__)
 
 
+class TakenApart(nn.Module):
+    """A module of the model, called with rows and plain values, and what of its result the forward goes on with: a
+    recurrent network's last rows, say.
+
+    Args:
+        module: the model's.
+        place: its name there.
+        call: (the module, rows it takes) -> rows.
+    """
+
+    def __init__(self, module: nn.Module, place: str, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.call = module, call
+        self.pyg_names = {f"module.{name}": f"{place}.{name}" for name in module.state_dict()}
+
+    def forward(self, *rows: Any) -> Any:
+        return self.call(self.module, *rows)
+
+    def extra_repr(self) -> str:
+        return type(self.module).__name__
+
+
 def as_modules(layers: Sequence[Entry]) -> Modules:
     """The modules of a layer list. Single ones that evaluate stay so; where all do, they train.
 

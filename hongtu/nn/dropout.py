@@ -106,9 +106,9 @@ def check_drop_edges(layer: Any, title: str) -> None:
         if part.uses_statistics:
             raise InputError(
                 f"{title} normalises by degrees: of edges that dropout_edge leaves these change in every epoch, and a "
-                "chunk does not show its sources'; drop edges of a layer that needs in-edges alone (SAGEConv, "
-                "GraphConv, GINConv, GATConv, GATv2Conv, TransformerConv), or drop elements of rows, "
-                "torch.nn.functional.dropout(x, p, training=self.training)"
+                "chunk does not show its sources'; normalise by all edges, once: torch_geometric.transforms.GCNNorm "
+                "and GCNConv(normalize=False), called with edge_weight[mask]; or drop edges of a layer that needs "
+                "in-edges alone (SAGEConv, GraphConv, GINConv, GATConv, GATv2Conv, TransformerConv)"
             )
         part.drop_edges = dropout
 

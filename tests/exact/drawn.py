@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 import hongtu
 from tests import additions, graphs, problems
-from tests.models import SIX, Model, vertex_losses
+from tests.exact.labels import DrawnLoss, draw_labels, draw_loss
+from tests.models import SIX, H, Model, vertex_losses
 from tests.problems import Problem
 
 LOSSES = {"classes": "cross_entropy", "labels": "bce_with_logits", "numbers": "mse"}
@@ -25,15 +27,19 @@ class Drawn:
     """A training.
 
     Attributes:
-        kind: "classes", "labels" or "numbers".
-        class_weights: in the loss module of the model, or None.
+        kind: "classes", "one output", "labels" or "numbers".
+        loss: over the vertices of a mask, and part of what is trained with, or all of it.
+        validates: the loss of vertices is all of it, without weights of theirs.
+        links: part of it is over edges.
         traits: what the training has that others have not.
     """
 
     kind: str
     problem: Problem
     model: Model
-    class_weights: Tensor | None = None
+    loss: DrawnLoss
+    validates: bool = False
+    links: bool = False
     traits: list[str] = field(default_factory=list)
 
 
@@ -41,26 +47,37 @@ def draw(rng: np.random.Generator) -> Drawn:
     kind, problem = _problem(rng)
     which, traits = rng.random(), [kind]
     kinds = [*SIX, *additions.NORMS, *additions.CONNECTIONS, *additions.AGGREGATES]
-    if which < 0.15:
-        problem = problems.with_edge_data(problem)
+    if which < 0.2:
+        columns = int(rng.choice([1, 2, problems.EDGE_COLUMNS]))
+        problem = problems.with_edge_data(problem, columns)
         kinds = [model for model in additions.EDGES if model.name != "tides"]
-        traits.append("edge features")
-    elif which < 0.25:
+        kinds = kinds if columns == problems.EDGE_COLUMNS else _of_edge_columns(columns)
+        traits.append(f"edge features of {columns} columns")
+    elif which < 0.3:
         problem = _typed(problem, int(rng.integers(99)))
         kinds = [additions.TYPED]
         traits.append("vertex types")
+    problem, odd = draw_labels(rng, "classes" if kind == "one output" else kind, problem)
+    if problem.vertex_type is None and rng.random() < 0.3:
+        problem, form = _as_data(rng, problem)
+        odd.append(form)
+    loss = draw_loss(rng, kind, problem)
     model = _fitting(rng, kinds, problem)
-    drawn = Drawn(kind, problem, Model(model.name, model.layers, model.reference, model.inner, LOSSES[kind]))
-    drawn.traits = traits + ["an odd number of label columns"] * (problem.labels.ndim == 2 and problem.classes % 2)
+    drawn = Drawn(kind, problem, model, loss)
+    drawn.traits = (
+        traits + odd + ["an odd number of label columns"] * (problem.labels.ndim == 2 and problem.classes % 2)
+    )
     how = rng.random()
-    if how < 1 / 4:
+    if how < 1 / 5:
         _link(rng, drawn)
-    elif how < 1 / 2:
-        _target_edges(rng, drawn, beside=how < 3 / 8)
-    elif how < 3 / 4:
+    elif how < 1 / 4 or how > 0.9 or (how < 0.4 and kind == "one output"):
+        _train_with(drawn)
+        _target_edges(rng, drawn, beside=how > 0.9)
+    elif how < 0.4:
         _weigh_vertices(rng, drawn)
-    elif kind == "classes" and rng.random() < 0.6:
-        _weigh_classes(rng, drawn)
+    else:
+        _train_with(drawn)
+        drawn.validates = True
     return drawn
 
 
@@ -73,9 +90,9 @@ def _problem(rng: np.random.Generator) -> tuple[str, Problem]:
     if rng.random() < 0.3 and e:
         edges[rng.integers(2), e // 2 :] = rng.integers(v)  # a hub
     weights = rng.uniform(0.1, 2, e) if rng.random() < 0.4 else None
-    kind = str(rng.choice(["classes", "labels", "numbers"], p=[0.5, 0.3, 0.2]))
+    kind = str(rng.choice(["classes", "one output", "labels", "numbers"], p=[0.4, 0.1, 0.3, 0.2]))
     graph = graphs.Graph(f"{kind}-{'weighted' if weights is not None else 'plain'}", edges, weights, v)
-    classes = int(rng.choice([2, 3, 5, 7] if kind != "classes" else [2, 3, 4]))
+    classes = int(rng.choice({"classes": [2, 3, 4], "one output": [2], "labels": [2, 3, 5, 7]}.get(kind, [1, 2, 5])))
     problem = problems.problem_of(
         graph, width=int(rng.integers(1, 9)), classes=classes, multi_label=kind == "labels",
         regression=kind == "numbers",
@@ -84,7 +101,73 @@ def _problem(rng: np.random.Generator) -> tuple[str, Problem]:
         train = np.zeros(v, dtype=bool)
         train[rng.choice(v, size=int(rng.integers(1, 3)), replace=False)] = True
         problem = replace(problem, masks={"train": train, "val": ~train, "test": np.zeros_like(train)})
-    return kind, problem
+    return kind, replace(problem, columns=1) if kind == "one output" else problem
+
+
+def _of_edge_columns(columns: int) -> list[Model]:
+    """Models of so many edge features."""
+    one, mlp = {"edge_dim": columns}, additions.mlp
+    return [
+        additions.two("GATConv", {"heads": 2, **one}, {"heads": 3, "concat": False, **one}, nn.ELU),
+        additions.two("GATv2Conv", {"heads": 2, **one}, {"heads": 3, "concat": False, **one}, nn.ELU),
+        additions.two("TransformerConv", {"heads": 2, **one}, {"concat": False, **one}),
+        additions.two("GENConv", {"norm": None, **one}, {"norm": "layer", "aggr": "add", **one}),
+        additions.of(
+            lambda lib, f, c: [lib.GINEConv(mlp(f, H), **one), nn.ReLU(), lib.GINEConv(mlp(H, c), 0.3, **one)], "gine"
+        ),
+        additions.of(
+            lambda lib, f, c: [
+                lib.NNConv(f, H, mlp(columns, f * H)),
+                lib.NNConv(H, c, mlp(columns, H * c), aggr="mean"),
+            ],
+            "nnconv",
+        ),
+        additions.of(lambda lib, f, c: [lib.CGConv(f, columns), nn.ReLU(), nn.Linear(f, c)], "cg"),
+    ]
+
+
+def _as_data(rng: np.random.Generator, problem: Problem) -> tuple[Problem, str]:
+    """Given as torch_geometric's Data, its edges as a list or as a matrix whose row is the destination."""
+    beside = {"y": problem.given.get("labels", problem.labels), "edge_weight": problem.weights}
+    beside |= {"edge_attr": problem.edge_features, "edge_type": problem.edge_type}
+    if problem.edge_features is not None and problem.edge_features.shape[1] == 1 and rng.random() < 0.5:
+        beside["edge_attr"] = problem.edge_features[:, 0]
+    beside |= {f"{split}_mask": mask for split, mask in problem.masks.items()}
+    form = "a Data"
+    if problem.edge_features is None and rng.random() < 0.5:
+        form = "a Data with adj_t"
+        _, first = np.unique(problem.edges[::-1], axis=1, return_index=True)  # by destination, then by source
+        edges, weights = problem.edges[:, first], beside.pop("edge_weight")
+        weights = None if weights is None else weights[first]
+        problem = replace(problem, edges=np.ascontiguousarray(edges), weights=weights)
+        values = torch.ones(len(first)) if weights is None else torch.from_numpy(weights)
+        of_matrix = torch.sparse_coo_tensor(problem.edge_index.flip(0), values, 2 * (problem.num_vertices,))
+        beside["adj_t"] = of_matrix.coalesce().to_sparse_csr()
+    else:
+        beside["edge_index"] = problem.edges
+    as_tensors = {
+        name: x if isinstance(x, Tensor) else torch.from_numpy(x) for name, x in beside.items() if x is not None
+    }
+    data = Data(x=torch.from_numpy(problem.features), **as_tensors)
+    return replace(problem, given={"data": data}), form
+
+
+def _train_with(drawn: Drawn) -> None:
+    """The drawn loss, over the train mask."""
+    model, loss, last = drawn.model, drawn.loss, drawn.loss.last
+    if last is not None:
+        layers, reference = model.layers, model.reference
+        model = replace(
+            model, layers=lambda f, c: [*layers(f, c), last()], reference=lambda f, c: [*reference(f, c), last()]
+        )
+
+    def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
+        mask = torch.from_numpy(problem.masks["train"])
+        return loss.whole(out[mask], torch.from_numpy(problem.labels)[mask])
+
+    name = getattr(loss.given, "__name__", loss.given if isinstance(loss.given, str) else type(loss.given).__name__)
+    drawn.model = additions.with_loss(f"{model.name} with {name}", loss.given, whole, model)
+    drawn.traits.append(f"loss {name}")
 
 
 def _typed(problem: Problem, seed: int) -> Problem:
@@ -114,6 +197,7 @@ def _link(rng: np.random.Generator, drawn: Drawn) -> None:
     if rng.random() < 0.5:
         link = hongtu.LinkLoss(edges, decoder=additions.distance, loss=additions.hinge, negatives=negatives)
     link = replace(link, corrupt="both" if negatives == 3 else "destination")
+    drawn.links = True
     drawn.model = additions.linked(f"{drawn.model.name} with links", link, drawn.model)
     drawn.traits.append("links")
 
@@ -123,6 +207,7 @@ def _target_edges(rng: np.random.Generator, drawn: Drawn, *, beside: bool) -> No
     count, columns = int(rng.integers(1, 60)), drawn.problem.classes
     edges = additions.some_edges(count, int(rng.integers(99))) % drawn.problem.num_vertices
     form = str(rng.choice(["numbers", "numbers with holes", "classes", "yes or no"]))
+    form = "numbers" if columns == 1 and form == "numbers with holes" else form  # an edge without any is refused
     numbers = rng.normal(size=count if form == "numbers" else (count, columns)).astype(np.float32)
     if form == "numbers with holes":
         numbers[np.add.outer(np.arange(count), np.arange(columns)) % 3 == 0] = np.nan
@@ -133,7 +218,7 @@ def _target_edges(rng: np.random.Generator, drawn: Drawn, *, beside: bool) -> No
     of_one = form in ("numbers", "yes or no")
     decoder = additions.distance if of_one else torch.mul
     link = hongtu.LinkLoss(edges, targets=targets, decoder=decoder, block=int(rng.choice([8, 64])))
-    weight, name = float(rng.choice([1, 0.3])), drawn.model.loss
+    weight, given, of_vertices = float(rng.choice([1, 0.3])), drawn.model.loss, drawn.model.whole_loss
 
     def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
         decoded, truth = decoder(*(out[end] for end in edges)), torch.from_numpy(targets)
@@ -146,10 +231,10 @@ def _target_edges(rng: np.random.Generator, drawn: Drawn, *, beside: bool) -> No
             loss = nn.functional.mse_loss(decoded[known], truth[known].double())
         if not beside:
             return loss
-        mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
-        return weight * loss + vertex_losses(squares if name == "mse" else name, out[mask], labels[mask]).mean()
+        return weight * loss + of_vertices(out, problem, epoch)
 
-    given = [name, hongtu.LossTerm(link, weight=weight)] if beside else link
+    drawn.links = True
+    given = [given, hongtu.LossTerm(link, weight=weight)] if beside else link
     drawn.model = additions.with_loss(f"{drawn.model.name} with {form} of edges", given, whole, drawn.model)
     drawn.traits += [f"{form} of edges", *["a loss of vertices beside"] * beside]
 
@@ -159,31 +244,17 @@ def _weigh_vertices(rng: np.random.Generator, drawn: Drawn) -> None:
     weight = rng.uniform(0.1, 3, drawn.problem.num_vertices)
     weight[rng.random(len(weight)) < 0.2] = 0
     weight[drawn.problem.masks["train"].argmax()] = 1
-    name = drawn.model.loss
+    name = LOSSES[drawn.kind]
 
     def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
         mask, target = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
-        each = squares if name == "mse" else name
-        own = torch.from_numpy(weight)[mask]
-        return (vertex_losses(each, out[mask], target[mask]) * own).sum() / own.sum()
+        own, target = torch.from_numpy(weight)[mask], target[mask]
+        if target.ndim == 1:
+            return (vertex_losses(name, out[mask], target) * own).sum() / own.sum()
+        module = {"mse": nn.MSELoss, "bce_with_logits": nn.BCEWithLogitsLoss}[name](reduction="none")
+        known = ~target.isnan() * own.unsqueeze(1)
+        return (module(out[mask], target.nan_to_num().double()) * known).sum() / known.sum()
 
     term = hongtu.LossTerm(name, vertex_weight=weight)
     drawn.model = additions.with_loss(f"{drawn.model.name} with vertex weights", term, whole, drawn.model)
     drawn.traits.append("vertex weights")
-
-
-def _weigh_classes(rng: np.random.Generator, drawn: Drawn) -> None:
-    """To a loss with a weight per class, in a module."""
-    drawn.class_weights = torch.from_numpy(rng.uniform(0.5, 2, drawn.problem.classes)).float()
-    given = nn.CrossEntropyLoss(drawn.class_weights)
-
-    def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
-        mask, target = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
-        return nn.functional.cross_entropy(out[mask], target[mask], given.weight.double())
-
-    drawn.model = additions.with_loss(f"{drawn.model.name} with class weights", given, whole, drawn.model)
-    drawn.traits.append("class weights")
-
-
-def squares(out: Tensor, target: Tensor) -> Tensor:
-    return (out - target).square().mean(1)

@@ -7,6 +7,7 @@ torch_geometric's model, too; what it refuses is put back, or a new Trainer is m
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -182,11 +183,22 @@ def hook(case: Case) -> None:
 def forward_hook(case: Case) -> None:
     """Of a module inside: its output is halved."""
     found = [drawn for drawn in modules(case) if is_alike(*drawn[1:]) and drawn[0] not in case.hooked]
-    name, *both = one_of(case, [drawn for drawn in found if drawn[1] not in bare(case)])
+    called = called_modules(case)
+    name, *both = one_of(case, [drawn for drawn in found if drawn[1] not in bare(case) and drawn[0] in called])
     case.hooked.append(name)
     for module in both:
         module.register_forward_hook(halved)
     case.done[-1] += f" {name}"
+
+
+def called_modules(case: Case) -> set[str]:
+    """Those of the other side whose hooks are called: some layers of torch_geometric call their parts' ``forward``."""
+    called, copied = set[str](), copy.deepcopy(case.modules)
+    for name, module in copied.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+    with torch.no_grad():
+        case.model.run_reference(copied, case.problem)
+    return called
 
 
 def bare(case: Case) -> list[nn.Module]:
@@ -255,7 +267,7 @@ def other_module(case: Case) -> None:
     model, epoch = case.trainer.model, case.trainer.epoch
     make(case, list(map(entry, model, model.headers)))
     case.trainer.epoch = epoch
-    case.optimizer = case.sgd(case.modules.parameters())
+    case.step_reference()
 
 
 def is_alike(mine: nn.Module, theirs: nn.Module) -> bool:

@@ -30,9 +30,12 @@ from hongtu import compiled
 from hongtu.errors import AnomalyError, BudgetError
 from hongtu.metrics import EpochRecord
 from tests import additions, problems, training
-from tests.exact.drawn import draw, squares
+from tests.exact.drawn import draw
 from tests.exact.events import EVENTS, Nothing
+from tests.exact.labels import score
 from tests.exact.new_trainer import begin_again
+from tests.exact.on_ranks import train_on_ranks
+from tests.exact.schedulers import RATE, draw_scheduler
 
 EPOCHS = 4
 TOLERANCE = 1e-8  # of the largest gradient entry, in float64; a model may amplify what differs by 1e-16
@@ -57,23 +60,25 @@ class Case:
     def __init__(self, number: int) -> None:
         self.rng = np.random.default_rng([7, number])
         drawn = draw(self.rng)
-        self.kind, self.problem, self.model = drawn.kind, drawn.problem, drawn.model
-        self.class_weights = drawn.class_weights
+        self.kind, self.problem, self.model, self.loss = drawn.kind, drawn.problem, drawn.model, drawn.loss
+        self.class_weights = drawn.loss.weights if drawn.validates else None
         self.cast = bool(self.rng.random() < 0.06)
         self.kinds = {*drawn.traits} | ({"autocast"} if self.cast else set())
         self.hooks: list[tuple[str, str, Callable[..., Any]]] = []  # kind, parameter, what is called
         self.hooked: list[str] = []  # modules that have a forward hook
         self.drops: dict[int, Any] = {}  # handles of what drops the input of a layer of the other side
         self.done: list[str] = []
+        self.on_ranks = not (drawn.links or self.cast) and bool(self.rng.random() < 0.15)
         n = int(self.rng.integers(1, 5))
-        m = int(self.rng.integers(1, 4))
+        m = int(self.rng.integers(2 if self.on_ranks else 1, 4))
         vertices = self.problem.num_vertices
-        grain = (m, n) if m * n <= vertices else (1, 1)
+        grain = (m, n) if m * n <= vertices else (2, 1) if self.on_ranks else (1, 1)
         partitioner = str(self.rng.choice(["range", "metis"])) if len(self.problem.edges[0]) else "range"
         self.artifact = problems.prepare(self.problem, *grain, partitioner=partitioner)
         self.options: dict[str, Any] = {
             "loss": self.model.loss,
             "optimizer": self.sgd,
+            "scheduler": None,
             "seed": additions.SEED,
             "dtype": torch.float32 if self.cast else torch.float64,
             "strategy": str(self.rng.choice(training.STRATEGIES)),
@@ -81,12 +86,28 @@ class Case:
             "device": "simulated" if not self.cast and self.rng.random() < 0.1 else "cpu",
         }
         self.kinds |= {self.options["device"], self.options["strategy"]}
-        if self.rng.random() < 0.6:
+        self.momentum = float(self.rng.choice([0, 0, 0, 0.9]))
+        if not self.cast and self.rng.random() < 0.5:
+            name, self.options["scheduler"] = draw_scheduler(self.rng)
+            self.kinds.add(name)
+        if self.rng.random() < 0.6 and not self.on_ranks:
             smallest = training.smallest_budget(self.artifact, self.layers, **self.options)
             self.options["device_memory"] = int(smallest * self.rng.choice([1, 1, 1.2, 2]))
-        self.trainer = hongtu.Trainer(self.artifact, self.layers(), **self.options)
         self.modules = self.model.build_reference(self.problem)
+        self.step_reference()
+        self.evaluates = drawn.validates and bool(self.problem.masks["val"].any()) and self.rng.random() < 0.7
+        if (
+            getattr(self.scheduler, "mode", "min") == "max" and not self.evaluates
+        ):  # it is refused, by a test of its own
+            self.options["scheduler"] = self.scheduler = None
+        if not self.on_ranks:
+            self.trainer = hongtu.Trainer(self.artifact, self.layers(), **self.options)
+
+    def step_reference(self) -> None:
+        """A new optimizer and a new scheduler of the other side."""
         self.optimizer = self.sgd(self.modules.parameters())
+        make = self.options["scheduler"]
+        self.scheduler = None if make is None else make(self.optimizer)
 
     def __repr__(self) -> str:
         grain, options = self.artifact.topology.num_dst.shape, self.options
@@ -96,9 +117,8 @@ class Case:
             f"{options.get('device_memory')}, autocast {self.cast}: {', '.join(self.done) or 'nothing in between'}"
         )
 
-    @staticmethod
-    def sgd(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.03)
+    def sgd(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=RATE, momentum=self.momentum)
 
     def layers(self) -> list[nn.Module]:
         return self.model.build(self.problem)
@@ -111,6 +131,9 @@ class Case:
         Raises:
             AssertionError: what differs.
         """
+        if self.on_ranks:
+            train_on_ranks(self)
+            return
         for epoch in range(1 if self.cast else EPOCHS):
             if not self.cast and self.rng.random() < (0.7 if epoch else 0.2):
                 self._event()
@@ -132,35 +155,77 @@ class Case:
                 self.kinds.add(EVENTS[number].__name__)
                 return
 
-    def _epoch(self) -> None:
+    def differentiate(self, epoch: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The other side's loss, and its gradients."""
         self.optimizer.zero_grad()
-        loss = self._reference_loss()
+        loss = self._reference_loss(epoch)
         if loss.requires_grad:
             loss.backward()
-        theirs = {name: p.grad for name, p in self.modules.named_parameters() if p.grad is not None}
-        if not all(bool(x.isfinite().all()) for x in (loss.detach(), *theirs.values())):
+        return loss.detach(), {name: p.grad for name, p in self.modules.named_parameters() if p.grad is not None}
+
+    def _epoch(self) -> None:
+        loss, theirs = self.differentiate()
+        if not all(bool(x.isfinite().all()) for x in (loss, *theirs.values())):
             self._not_finite()
             return
         epoch, record = self.trainer.epoch, self._train()
         mine = self.trainer.gradients()
         assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
         if self.cast:
-            self._compare_cast(record.loss, float(loss.detach()), mine, theirs)
+            self._compare_cast(record.loss, float(loss), mine, theirs)
             return
         training.assert_counted(self.trainer, record)
-        if abs(record.loss - float(loss.detach())) > TOLERANCE and self._ill_conditioned(epoch, float(loss.detach())):
+        if abs(record.loss - float(loss)) > TOLERANCE and self._ill_conditioned(epoch, float(loss)):
             self.finite = False
             self.kinds.add("ill-conditioned")
             return
-        np.testing.assert_allclose(record.loss, float(loss.detach()), rtol=TOLERANCE, atol=TOLERANCE)
-        largest = max((float(g.abs().max()) for g in theirs.values()), default=0.0)
-        for name, gradient in theirs.items():
-            off = float((mine[name] - gradient).abs().max())
-            assert off <= TOLERANCE * max(largest, 1e-3), f"gradient of {name} is off by {off}, the largest {largest}"
+        largest = self.compare(record.loss, mine, float(loss), theirs)
         for name, buffer in self.modules.named_buffers():
             torch.testing.assert_close(dict(self.trainer.model.named_buffers())[name], buffer, rtol=1e-8, atol=1e-8)
         self.optimizer.step()
         self.finite = largest < DIVERGED
+        if self.scheduler is not None and self.finite:
+            self._step_scheduler(record)
+
+    @staticmethod
+    def compare(loss: float, mine: dict[str, Tensor], expected: float, theirs: dict[str, Tensor]) -> float:
+        """The largest gradient entry."""
+        np.testing.assert_allclose(loss, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        largest = max((float(g.abs().max()) for g in theirs.values()), default=0.0)
+        for name, gradient in theirs.items():
+            off = float((mine[name] - gradient).abs().max())
+            assert off <= TOLERANCE * max(largest, 1e-3), f"gradient of {name} is off by {off}, the largest {largest}"
+        return largest
+
+    @torch.no_grad()
+    def _step_scheduler(self, record: EpochRecord) -> None:
+        """As a script does that looks at the score, or the loss, of validation."""
+        self.step_scheduler(record.loss, self.validate() if self.evaluates else {}, record.metrics)
+        rates = [[group["lr"] for group in o.param_groups] for o in (self.trainer.optimizer, self.optimizer)]
+        np.testing.assert_allclose(*rates, rtol=1e-12)
+
+    def step_scheduler(self, loss: float, expected: dict[str, float], found: dict[str, float]) -> None:
+        """The other side's, after it was seen that both would be stepped with the same."""
+        for name in expected.keys() & found.keys():
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-7, atol=1e-7, err_msg=name)
+        if not isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step()
+        elif not expected:
+            self.scheduler.step(loss)
+        else:
+            self.scheduler.step(expected["val" if self.scheduler.mode == "max" else "val_loss"])
+
+    def validate(self) -> dict[str, float]:
+        """The score and the loss of validation."""
+        self.modules.eval()
+        out = self.model.run_reference(self.modules, self.problem)
+        self.modules.train()
+        mask = torch.from_numpy(self.problem.masks["val"])
+        target = torch.from_numpy(self.problem.labels)[mask]
+        return {
+            "val": score(out[mask], target, self.loss.threshold, self.kind),
+            "val_loss": float(self.loss.whole(out[mask], target)),
+        }
 
     @torch.no_grad()
     def _ill_conditioned(self, epoch: int, loss: float) -> bool:
@@ -174,13 +239,18 @@ class Case:
         return abs(float(moved) - loss) > TOLERANCE
 
     def _train(self) -> EpochRecord:
+        def train() -> EpochRecord:
+            if self.scheduler is None:
+                return self.trainer.train_epoch()
+            return self.trainer.fit(1, eval_every=int(self.evaluates))[0]
+
         try:
-            return self.trainer.train_epoch()
+            return train()
         except BudgetError as refused:  # what was changed takes more
             assert self.done, refused
             self.options["device_memory"] = refused.smallest
             begin_again(self)
-            return self.trainer.train_epoch()
+            return train()
 
     def _not_finite(self) -> None:
         """What plain torch cannot compute either is refused."""
@@ -198,10 +268,6 @@ class Case:
         assert off <= CAST_GRADIENT * max(size, 1e-3), f"gradients are off by {off}, their norm is {size}"
 
     def _reference_loss(self, epoch: int | None = None) -> Tensor:
-        if self.model.loss == "mse":
-            out = self.model.run_reference(self.modules, self.problem)
-            mask = torch.from_numpy(self.problem.masks["train"])
-            return squares(out[mask], torch.from_numpy(self.problem.labels)[mask]).mean()
         return self.model.reference_loss(self.modules, self.problem, self.trainer.epoch if epoch is None else epoch)
 
     def _predict(self) -> None:

@@ -95,6 +95,8 @@ def begin_again(case: Case, fresh: bool = False) -> None:
     if not fresh:
         case.trainer.epoch = before.epoch
         case.trainer.optimizer.load_state_dict(before.optimizer.state_dict())
+        if before.scheduler is not None:
+            case.trainer.scheduler.load_state_dict(before.scheduler.state_dict())
     old_modules, old_parameters = dict(before.model.named_modules()), dict(before.model.named_parameters())
     for name, module in case.trainer.model.named_modules():
         if module is not old_modules[name] and name in case.hooked:

@@ -61,6 +61,7 @@ MODELS = {
     "max": (OneDraw, lambda f, c: pyg.SAGEConv(f, c, aggr="max")),
     "gin": (TwoDraws, gin),
     "weights": (Weighted, pyg.GraphConv),
+    "weights of a norm": (Weighted, lambda f, c: pyg.GCNConv(f, c, normalize=False)),
     "gat": (TwoDraws, pyg.GATConv),
     "gat of features": (OneDraw, lambda f, c: pyg.GATConv(f, c, edge_dim=P)),
     "transformer": (OneDraw, lambda f, c: pyg.TransformerConv(f, c, edge_dim=P)),

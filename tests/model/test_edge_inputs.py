@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from torch.nn import GELU, Embedding, Linear, Module, Sequential, Tanh
+from torch.nn import GELU, BatchNorm1d, Embedding, LayerNorm, Linear, Module, Sequential, Tanh
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.utils import to_torch_csr_tensor
@@ -398,3 +398,27 @@ def test_a_graph_without_features_is_refused_by_the_name_of_the_field():
     )
     with pytest.raises(InputError, match=message):
         hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
+
+
+def norming(norm, out):
+    return Sequential(Linear(3, 8), norm(8), Tanh(), Linear(8, out))
+
+
+NORMED = {  # a convolution of edge features [E, 3], which a network with a normalisation sees
+    "encoder": lambda norm: net(as_it_is, a=pyg.GATConv(WIDTH, 4, edge_dim=5), lin=norming(norm, 5)),
+    "NNConv": lambda norm: net(as_features, a=pyg.NNConv(WIDTH, 4, norming(norm, WIDTH * 4))),
+    "PyGLayer": lambda norm: net(as_features, a=pyg.NNConv(WIDTH, 4, norming(norm, WIDTH * 4), aggr="max")),
+}
+
+
+def as_features(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, edge_attr)
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_statistics_of_edges_are_refused_and_layer_norm_is_taken(name):
+    data = graph(edge_attr=ATTRIBUTES["[E, 3]"])
+    with pytest.raises(InputError, match=r"BatchNorm1d inside .*use torch.nn.LayerNorm there, or normalise edge_attr"):
+        hongtu.Trainer(prepare(data), hongtu.from_pyg(NORMED[name](BatchNorm1d)))
+    model = NORMED[name](LayerNorm)
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, data.edge_attr.double()), data)

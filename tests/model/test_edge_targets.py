@@ -209,7 +209,7 @@ def test_ratings_of_a_random_link_split():
         ),
         (
             lambda: hongtu.LinkLoss(some_edges(), targets=np.full(P, np.nan, np.float32)),
-            "its mask contains edge 0 .* without a label",
+            "edge 0 .* has no target.*leave these edges out of edges and targets",
         ),
         (lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS, decoder=lambda u, v: u.sum()), "its decoder gave"),
         (

@@ -477,7 +477,7 @@ def test_weights_that_a_model_leaves_out_are_not_used():
 
 
 class FromTheTutorial(pyg.MessagePassing):
-    """torch_geometric's first own convolution: of the whole graph."""
+    """As torch_geometric's first own convolution: with self-loops of its own."""
 
     def __init__(self):
         super().__init__(aggr="add")
@@ -552,14 +552,138 @@ def test_a_convolution_without_edge_features_is_given_none():
     torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_a_convolution_of_ones_own_that_takes_no_pair_is_refused():
-    for name in ("FromTheTutorial", "GCNConv"):
-        conv = FromTheTutorial()
-        type(conv).__name__ = name
-        with pytest.raises(
-            InputError, match=rf"PyGLayer\({name}\): its forward does not take a pair.*no attribute 'size'"
-        ):
-            hongtu.Trainer(problems.prepare(problems.awkward()), hongtu.from_pyg(conv))
+class Maps:
+    """No convolution itself: torch_geometric takes over the messages' arguments of a convolution that another one is
+    derived from."""
+
+    def __init__(self, columns, out, aggr="mean"):
+        super().__init__(aggr=aggr)
+        self.lin, self.root = torch.nn.Linear(columns, out), torch.nn.Linear(columns, out)
+
+
+class Means(Maps, pyg.MessagePassing):
+    """As people write them: maps rows, and then passes them on."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x)) + self.root(x)
+
+
+class Updated(Maps, pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return self.lin(x_j).relu()
+
+    def update(self, aggregated, x):
+        return aggregated + self.root(x)
+
+
+class Attends(Maps, pyg.MessagePassing):
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=self.lin(x), edge_attr=edge_attr)
+
+    def message(self, x_i, x_j, edge_attr, index, ptr, size_i):
+        score = (x_i * x_j).sum(1, keepdim=True).tanh() + edge_attr.sum(1, keepdim=True)
+        return x_j * torch_geometric.utils.softmax(score, index, ptr, size_i)
+
+
+class Weighs(Maps, pyg.MessagePassing):
+    def forward(self, x, edge_index, edge_weight):
+        return self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+
+    def message(self, x_j, edge_weight):
+        return x_j * edge_weight.view(-1, 1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, first, last):
+        super().__init__()
+        self.first, self.last = first, last
+
+    def forward(self, x, edge_index):
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+class NetOfEdges(Net):
+    def forward(self, x, edge_index, edge_attr):
+        return self.last(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+
+
+class NetOfWeights(Net):
+    def forward(self, x, edge_index, edge_weight):
+        return self.last(self.first(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+
+
+TAKE_ONE = {
+    "mapped first": lambda: Net(Means(6, 8), Means(8, 3, "max")),
+    "an update": lambda: Net(Updated(6, 8), Updated(8, 3)),
+    "edge features": lambda: NetOfEdges(Attends(6, 8, "add"), Attends(8, 3, "add")),
+    "weights": lambda: NetOfWeights(Weighs(6, 8, "add"), Weighs(8, 3)),
+    "torch_geometric's": lambda: Net(pyg.ClusterGCNConv(6, 6), pyg.AGNNConv()),
+    "self-loops": lambda: Net(Means(6, 6), FromTheTutorial()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKE_ONE)
+def test_convolutions_that_take_no_pair_get_one_tensor(name):
+    torch.manual_seed(0)
+    problem = problems.edge_data()
+    problem = problem if name == "weights" else replace(problem, weights=None)
+    if name == "torch_geometric's":
+        problem = replace(problem, labels=problem.labels % 3)
+    model = TAKE_ONE[name]().double()
+    given = [x for key, x in problem.edge_data().items() if key in model.forward.__code__.co_varnames]
+    trainer = hongtu.Trainer(
+        problems.prepare(problem, 2, 3), hongtu.from_pyg(copy.deepcopy(model)), dtype=torch.float64,
+        optimizer=training.sgd,
+    )  # fmt: skip
+    x, mask = torch.from_numpy(problem.features).double(), torch.from_numpy(problem.masks["train"])
+    loss = torch.nn.functional.cross_entropy(
+        model(x, problem.edge_index, *given)[mask], torch.from_numpy(problem.labels)[mask]
+    )
+    loss.backward()
+    record = trainer.train_epoch()
+    training.assert_counted(trainer, record)
+    assert record.loss == pytest.approx(float(loss.detach()), rel=1e-10)
+    found = trainer.gradients()
+    for key, p in model.last.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(found[f"2.conv.{key}"], p.grad, rtol=1e-9, atol=1e-12)
+
+
+class BySources(Means):
+    """Divided by out-degrees."""
+
+    def forward(self, x, edge_index):
+        out = torch_geometric.utils.degree(edge_index[0], x.size(0), dtype=x.dtype).clamp(min=1)
+        return self.propagate(edge_index, x=self.lin(x) / out.unsqueeze(1))
+
+
+class Centred(Means):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x - x.mean(0)))
+
+
+class Twice(Means):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.propagate(edge_index, x=self.lin(x)))
+
+
+@pytest.mark.parametrize("grain", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("make", [BySources, Centred, Twice])
+def test_convolutions_that_want_more_than_in_edges_are_refused(make, grain):
+    with pytest.raises(InputError, match=r"depends on more than its in-edges and their sources.* hongtu.nn.Layer"):
+        hongtu.Trainer(problems.prepare(problems.awkward(), *grain), hongtu.from_pyg(make(6, 3)))
+
+
+def test_a_convolution_that_takes_no_rows_is_refused():
+    class Wants(Means):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=self.lin(x.rows))
+
+    with pytest.raises(InputError, match=r"PyGLayer\(Wants\): its forward takes neither rows nor a pair.*no attribute"):
+        hongtu.Trainer(problems.prepare(problems.awkward()), hongtu.from_pyg(Wants(6, 3)))
 
 
 class Counts(pyg.MessagePassing):
@@ -1045,10 +1169,10 @@ class Checkpointed(torch.nn.Module):
 class Recurrent(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last, self.gru = pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 3), torch.nn.GRU(8, 8)
+        self.first, self.last, self.gru = pyg.SAGEConv(6, 8), torch.nn.Linear(8, 3), torch.nn.GRU(8, 8)
 
     def forward(self, x, edge_index):
-        return self.last(self.gru(self.first(x, edge_index).unsqueeze(0))[0].squeeze(0), edge_index)
+        return self.last(torch.cat(self.gru(self.first(x, edge_index).unsqueeze(0)))[0])
 
 
 def test_a_module_that_gives_a_pair_is_named():

@@ -209,7 +209,7 @@ def test_one_vertex_drops_its_own_edge():
         (lambda: PyGLayer(pyg.GCNConv(IN, OUT)), "GCNConv"),
         (lambda: PyGLayer(pyg.GCNConv(IN, OUT, cached=True)), "GCNConv"),
         (lambda: PyGLayer(pyg.SGConv(IN, OUT)), "hongtu.nn.SGConv"),
-        (lambda: PyGLayer(pyg.AGNNConv()), r"hongtu.nn.Layer, or pass PyGLayer\(conv, square=True\)"),
+        (lambda: PyGLayer(pyg.FAConv(IN)), "needs x, x_0, edge_index"),
         (lambda: PyGLayer(pyg.ChebConv(IN, OUT, 2)), "use hongtu.nn.ChebConv"),
         (lambda: PyGLayer(pyg.GCNConv(IN, OUT), square=True), "more than its in-edges.*use hongtu.nn.GCNConv"),
         (lambda: PyGLayer(pyg.ChebConv(IN, OUT, 2), square=True), "more than its in-edges"),
@@ -265,7 +265,7 @@ def test_square_pyg_layer_without_a_width_is_tried_when_it_runs():
 
     layer = PyGLayer(Whole(torch.nn.Linear(2 * IN, OUT)), square=True)
     graph = awkward_graphs()[0]
-    with pytest.raises(InputError, match=r"PyGLayer\(Whole, square=True\): .* more than its in-edges"):
+    with pytest.raises(InputError, match=r"PyGLayer\(Whole\): .* more than its in-edges"):
         run(layer, graph, features(graph).float(), 1)
 
 

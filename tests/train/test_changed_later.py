@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -243,3 +244,27 @@ def test_learned_rows_in_other_memory_are_taken(embedded):
         found.append([*losses(trainer, epochs=2), trainer.evaluate()["val"]])
         assert torch.isfinite(trainer.embedding.weight).all()
     assert found[0] == found[1]
+
+
+WEIGHT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+EDGES = np.array([[0, 1, 2, 5], [3, 4, 6, 5]])
+GIVEN = {
+    "a function with its arguments": lambda w: partial(nn.functional.cross_entropy, weight=w),
+    "one of a list": lambda w: ["cross_entropy", hongtu.LossTerm(partial(nn.functional.cross_entropy, weight=w), 0.5)],
+    "targets of edges": lambda w: hongtu.LinkLoss(
+        EDGES, targets=np.array([0, 1, 2, 0]), decoder=torch.mul, loss=nn.CrossEntropyLoss(weight=w)
+    ),
+    "targets of edges by a function": lambda w: hongtu.LinkLoss(
+        EDGES, targets=np.array([0, 1, 2, 0]), decoder=torch.mul, loss=partial(nn.functional.cross_entropy, weight=w)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_class_weights_are_looked_at_wherever_they_were_given(name):
+    weight = WEIGHT.clone()
+    trainer = make(trainers.gcn(), loss=GIVEN[name](weight))
+    trainer.train_epoch()
+    weight[1] = 9
+    with pytest.raises(InputError, match="the loss has changed"):
+        trainer.train_epoch()

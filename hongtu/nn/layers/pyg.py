@@ -31,22 +31,23 @@ _EQUIVALENT = {
 
 @names_known
 class PyGLayer(Layer):
-    """Runs ``conv((h, h[:D]), edge_index)`` on every block, or with ``square`` ``conv(h, edge_index)[:D]``; the whole
-    layer is recomputed in backward.
+    """Runs ``conv((h, h[:D]), edge_index)`` on every block, or ``conv(h, edge_index)[:D]`` where it takes no pair; the
+    whole layer is recomputed in backward.
 
     Edge weights, features and types are passed when the convolution takes ``edge_weight``, ``edge_attr`` (and its
     ``edge_dim``, if it has one, is given) or ``edge_type``, and the graph has them. Parameters keep their names under
     ``conv.``.
 
     Args:
-        conv: a ``torch_geometric.nn.MessagePassing`` that runs on bipartite graphs, between [S, F] and [D, F].
-        square: it takes one tensor [V, F], and what it gives for a vertex depends on that vertex, its in-edges and
-            their sources alone, which is tried on a small graph.
+        conv: a ``torch_geometric.nn.MessagePassing`` that runs on bipartite graphs, between [S, F] and [D, F]; or takes
+            one tensor [V, F], where what it gives for a vertex depends on that vertex, its in-edges and their sources
+            alone, which is tried on a small graph.
+        square: it is given one tensor, though it might take a pair.
 
     Raises:
-        ValueError: for a convolution that takes no pair, without ``square``; that needs more of the graph (degrees of
-            sources, as GCNConv, or several hops), with it; or that caches a graph (``cached=True``).
-        InputError: when it runs, for one of one's own that says nothing of pairs and takes none, or one that fails on
+        ValueError: for a convolution that takes no pair and needs more of the graph (degrees of sources, as GCNConv, or
+            several hops), or that caches a graph (``cached=True``).
+        InputError: when it runs, for one of one's own that says nothing of pairs and does so, or one that fails on
             vertices without in-edges.
     """
 
@@ -54,8 +55,8 @@ class PyGLayer(Layer):
 
     def __init__(self, conv: torch.nn.Module, square: bool = False) -> None:
         super().__init__()
-        _check(conv, square)
-        self.square = square
+        _check(conv)
+        self.square = square or not _takes_pair(conv)
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
         self._takes, self._takes_size = [*parameters], "size" in parameters
@@ -63,14 +64,16 @@ class PyGLayer(Layer):
         self.weighted = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
-        self._local = not square
-        if square:
-            width = getattr(conv, "in_channels", None)
-            with contextlib.suppress(RuntimeError):  # of another width: tried when it is given rows
-                _check_local(self, width if isinstance(width, int) and width > 0 else 4)
+        self._given_one, self._is_local = self.square, False
+        if self.square:
+            width, columns = (getattr(conv, name, None) for name in ("in_channels", "edge_dim"))
+            beside = {"edge_attr": torch.empty(0, columns)} if self.uses_edge_features and type(columns) is int else {}
+            beside |= {"edge_type": torch.empty(0, dtype=torch.long)} if self.uses_edge_type else {}
+            with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # tried when it is given rows
+                self._check_local(width if isinstance(width, int) and width > 0 else 4, beside)
 
     def forward(self, block: Block, h: Tensor) -> Tensor:
-        bipartite = self._takes_size and not self.square
+        bipartite = self._takes_size and not self._given_one
         options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
         if self.weighted and block.edge_weight is not None:
             options["edge_weight"] = block.edge_weight.to(h.dtype)
@@ -78,9 +81,9 @@ class PyGLayer(Layer):
             options["edge_attr"] = block.edge_features
         if block.edge_type is not None:
             options["edge_type"] = block.edge_type.long()
-        if self.square:
-            if not self._local:
-                _check_local(self, h.shape[1])
+        if self._given_one:
+            if not self._is_local:
+                self._check_local(h.shape[1], options)
             return self.conv(h, block.edge_index, **options)[: block.num_dst]
         try:
             return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
@@ -108,11 +111,15 @@ class PyGLayer(Layer):
                 ) from error
             if not self._of_ones_own or isinstance(error, RuntimeError | IndexError):
                 raise
-            raise InputError(
-                f"PyGLayer({name}): its forward does not take a pair of rows, of sources and destinations ({error}); "
-                "make it do so, write it as a hongtu.nn.Layer, or pass PyGLayer(conv, square=True) if what it gives "
-                "for a vertex depends on its in-edges and their sources alone"
-            ) from error
+            try:
+                self._check_local(h.shape[1], {key: x for key, x in options.items() if key != "size"})
+            except (AttributeError, TypeError, RuntimeError, IndexError) as again:
+                raise InputError(
+                    f"PyGLayer({name}): its forward takes neither rows nor a pair of rows, of sources and destinations "
+                    f"({error}; {again}); make it take x as in torch_geometric's own, or write it as a hongtu.nn.Layer"
+                ) from error
+            self._given_one = True
+            return self.forward(block, h)
 
     def _behind_another(self, block: Block, h: Tensor, options: dict[str, Any]) -> Tensor:
         """For what fails where the first destinations, or all, have no in-edges, as torch_geometric's median does: one
@@ -123,47 +130,46 @@ class PyGLayer(Layer):
         ends = torch.cat([block.edge_index.new_zeros((2, 2)), block.edge_index + shift], dim=1)
         return self.conv((h, torch.cat([h[:1], h[: block.num_dst]])), ends, **more, **size)[1:]
 
+    def _check_local(self, width: int, beside: dict[str, Tensor]) -> None:
+        """Refuse a convolution of one tensor that gives other rows where edges into other vertices, and vertices that
+        none of the edges has, are left out.
 
-def _check_local(layer: PyGLayer, width: int) -> None:
-    """Refuse a square convolution that gives other rows where edges into other vertices, and vertices that none of the
-    edges has, are left out.
+        Args:
+            width: columns of the rows that it is tried with.
+            beside: what edges have, by the name of its argument; the columns and the kind of each matter.
 
-    Args:
-        width: columns of the rows that it is tried with.
-
-    Raises:
-        InputError: with what to use instead.
-        RuntimeError: torch's, when it takes rows of another width.
-    """
-    conv, name = copy.deepcopy(layer.conv).eval().cpu(), type(layer.conv).__name__
-    dtype = next((p.dtype for p in conv.parameters() if p.is_floating_point()), torch.float32)
-    edges = torch.arange(48)
-    source, destination = edges * edges % 17 % 16, edges * 5 % 13 % 16  # some edges twice, some self-loops
-    x = torch.sin(torch.arange(16 * width)).reshape(16, -1).to(dtype)
-    options = {}
-    if layer.uses_edge_features and isinstance(edge_dim := getattr(conv, "edge_dim", None), int):
-        options["edge_attr"] = torch.cos(torch.arange(48 * edge_dim)).reshape(48, -1).to(dtype)
-    if layer.uses_edge_type:
-        options["edge_type"] = torch.zeros(48, dtype=torch.long)
-    own = destination < 3
-    rows = torch.unique(torch.cat([destination[own], source[own]]))  # 0 to 2 first, as they are destinations
-    near = torch.stack([torch.searchsorted(rows, ends[own]) for ends in (source, destination)])
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        whole = conv(x, torch.stack([source, destination]), **options)[:3]
-        part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})[:3]
-    if not torch.allclose(whole, part, rtol=1e-4, atol=1e-5):
-        raise InputError(
-            f"PyGLayer({name}, square=True): what {name} gives for a vertex depends on more than its in-edges and "
-            f"their sources, which is all that a chunk has; {_remedy(name)}"
-        )
-    layer._local = True
+        Raises:
+            InputError: with what to use instead.
+            RuntimeError: torch's, when it takes rows of another width.
+        """
+        conv, name = copy.deepcopy(self.conv).eval().cpu(), type(self.conv).__name__
+        dtype = next((p.dtype for p in conv.parameters() if p.is_floating_point()), torch.float32)
+        edges = torch.arange(48)
+        source, destination = edges * edges % 17 % 16, edges * 5 % 13 % 16  # some edges twice, some self-loops
+        x = torch.sin(torch.arange(16 * width)).reshape(16, -1).to(dtype)
+        options = {}
+        for key, given in beside.items():
+            numbers = 1.5 + torch.cos(torch.arange(48 * given.shape[1:].numel()))
+            options[key] = numbers.reshape(48, *given.shape[1:]).to(dtype) if given.is_floating_point() else 0 * edges
+        own = destination < 3
+        rows = torch.unique(torch.cat([destination[own], source[own]]))  # 0 to 2 first, as they are destinations
+        near = torch.stack([torch.searchsorted(rows, ends[own]) for ends in (source, destination)])
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            whole = conv(x, torch.stack([source, destination]), **options)[:3]
+            part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})[:3]
+        if not torch.allclose(whole, part, rtol=1e-4, atol=1e-5):
+            raise InputError(
+                f"PyGLayer({name}): what it gives for a vertex depends on more than its in-edges and their sources, "
+                f"all that a chunk has; {_remedy(name)}"
+            )
+        self._is_local = True
 
 
 def _remedy(name: str) -> str:
     return f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
 
 
-def _check(conv: torch.nn.Module, square: bool) -> None:
+def _check(conv: torch.nn.Module) -> None:
     name = type(conv).__name__
     if not isinstance(conv, torch.nn.Module):
         raise TypeError(f"PyGLayer({conv!r}): expected a convolution of torch_geometric, as PyGLayer(SAGEConv(16, 32))")
@@ -179,12 +185,6 @@ def _check(conv: torch.nn.Module, square: bool) -> None:
         raise ValueError(
             f"PyGLayer({name}): its forward needs {', '.join(needed)}, and a layer has rows, edges, and what lies "
             f"beside edges; {remedy}"
-        )
-    if not square and not _takes_pair(conv):
-        raise ValueError(
-            f"PyGLayer({name}): {name} does not run on bipartite blocks: it wants the "
-            f"whole graph, for self-loops or degrees that a chunk does not show; {remedy}, or pass PyGLayer(conv, "
-            "square=True) if what it gives for a vertex depends on its in-edges and their sources alone"
         )
 
 

@@ -262,8 +262,10 @@ def with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
     features = torch.sin(numbers).reshape(count, edges.features)
     types = torch.zeros(count, dtype=torch.int32)
     types[-1] = edges.types - 1
+    weighed = layer.plain and layer.weighted and not layer.ignores_weights  # its forward may not run without
     return replace(
         block,
+        edge_weight=torch.ones(count, dtype=numbers.dtype) if weighed else None,
         edge_features=features if layer.uses_edge_features and edges.features else None,
         edge_type=types if layer.uses_edge_type and edges.types else None,
     )
