@@ -194,8 +194,8 @@ def read_split(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
                 raise InputError(f"{file}: {table.shape[1]} columns, expected one, a vertex a line; download it again")
             masks[split] = _mask(table[:, 0], num_vertices, f"{file}: line")
         else:
-            (found, *_) = *read_arrays(file).values(), None
-            masks |= masks_of({} if found is None else {stem: found}, file, num_vertices, (split,))
+            one = dict(zip((stem,), read_arrays(file).values(), strict=False))  # whatever its name in the file
+            masks |= masks_of(one, file, num_vertices, (split,))
     return masks
 
 
