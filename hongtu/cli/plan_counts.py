@@ -157,8 +157,8 @@ def describe_counts(
     from hongtu.preprocess.generate import KINDS
 
     given = hardware.memory_for(partitions) if config.device_memory is None else config.device_memory
-    share = isinstance(given, str) and given.endswith("%")
-    budget = given if share or given is None else parse_bytes(str(given))
+    share = given if isinstance(given, str) and given.endswith("%") else None  # of what no limit would take
+    budget = None if share is not None or given is None else parse_bytes(str(given))
     host = None if config.host_memory is None else parse_bytes(config.host_memory)
     kinds: dict[str, Any] = {}
     for kind, hubs in itertools.product(KINDS, (True, False)):
@@ -170,12 +170,13 @@ def describe_counts(
             machine = smaller(hardware, times)
             found = plan(artifact, hardware=machine, device_memory=None, host_memory=None)
             model = found.shape.model_bytes  # on every device, whatever the graph
-            room = budget if share or budget is None else model + max(0, int((budget - model) / times))
-            fits = not share and (room is None or 2 * max(found.device_bytes.values()) <= room)  # with what layers take
+            room = None if budget is None else model + max(0, int((budget - model) / times))
+            most = 2 * max(found.device_bytes.values())  # with what layers take
+            fits = share is None and (room is None or most <= room)
             try:
                 if not fits or host is not None:
                     held = None if host is None else int(host / times)
-                    found = plan(artifact, hardware=machine, device_memory=room, host_memory=held)
+                    found = plan(artifact, hardware=machine, device_memory=share or room, host_memory=held)
             except BudgetError as error:
                 if hubs:
                     continue
@@ -201,5 +202,5 @@ def describe_counts(
             }
     return {
         "graph": config.artifact, **vars(counts), "partitions": partitions, "hardware": hardware.name,
-        "device_memory": budget, "host_memory": host, "strategy": config.strategy, "kinds": kinds,
+        "device_memory": share or budget, "host_memory": host, "strategy": config.strategy, "kinds": kinds,
     }  # fmt: skip
