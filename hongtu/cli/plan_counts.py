@@ -128,12 +128,12 @@ def small_graph(kind: str, counts: Counts, partitions: int, folder: Path, *, hub
 def smaller(hardware: Hardware, times: float) -> Hardware:
     """A machine on which a graph that is so many times smaller takes so many times less: fixed costs and caches are as
     much smaller, too."""
-    fixed = {
+    fixed: dict[str, Any] = {
         name: value / times
         for name, value in vars(hardware).items()
         if name.endswith(("stage_seconds", "call_seconds"))
     }
-    caches = {
+    caches: dict[str, Any] = {
         name: max(1, int(value / times))
         for name in ("cache", "largest_reused")
         if (value := getattr(hardware, name)) is not None
