@@ -253,7 +253,22 @@ H200 = _data_sheet(
     device_memory=141 * 10**9,
 )
 
-PROFILES = {hardware.name: hardware for hardware in (CPU, A100X4, H200)}
+# One RTX A5000. Not measured: PCIe 4.0 x16 at what a copy reaches, GDDR6 and float32 arithmetic as NVIDIA's data sheet
+# has them (768 GB/s, 27.8 TFLOPS, 24 GB), NVLink in one direction.
+A5000 = _data_sheet(
+    name="a5000",
+    host_link=22e9,
+    peer_link=56e9,
+    reuse_link=0.7e12,
+    contiguous_link=25e9,
+    structure_link=25e9,
+    host_add=20e9,
+    memory=768e9,
+    arithmetic=27.8e12,
+    device_memory=24 * 2**30,
+)
+
+PROFILES = {hardware.name: hardware for hardware in (CPU, A100X4, A5000, H200)}
 
 
 def load_hardware(name_or_path: Hardware | str | os.PathLike[str]) -> Hardware:

@@ -36,7 +36,7 @@ def preprocess_directory(
         note(f"{beside}: is left out for {own}, as was asked")
     settings, attach = _with_partition(config, own)
     return run_stages(
-        lambda scratch: attach(read.read_input(path, settings, scratch)), artifact, settings,
+        lambda *where: attach(read.read_input(path, settings, *where)), artifact, settings,
         lambda: _files(path) + (_files(Path(own)) if settings.partitioner == OWN else []),
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def preprocess_graph(
         return read.read_data(data, settings, scratch, **arrays)
 
     try:
-        return run_stages(lambda scratch: attach(load(scratch)), artifact, settings)
+        return run_stages(lambda scratch, reading: attach(load(scratch)), artifact, settings)
     except InputError as error:
         raise type(error)(in_python(str(error))) from error
 
@@ -174,6 +174,7 @@ def _files(path: Path) -> list[list[Any]]:
         "raw/*",
         "split/*/*",
         "edges.*/*",
+        "processed/*/*",
     )  # where readers look; the artifact may lie elsewhere inside the input
     try:
         if path.is_dir():

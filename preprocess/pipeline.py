@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.config import PreprocessConfig
+from hongtu.config import PreprocessConfig, size
 from hongtu.errors import InputError, note
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
@@ -34,6 +35,7 @@ from hongtu.preprocess.workspace import Workspace, check_origin, input_hash
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
 
 
+SAID = 1 << 30  # bytes of disk from which on a run says beforehand what it takes
 ONE_WAY = 0.05  # of the edges have a reverse, at most
 NOTE = (
     "edges go one way, and vertices hear from their in-edges alone; undirected=True (--undirected) adds the other way"
@@ -41,7 +43,7 @@ NOTE = (
 
 
 def run_stages(
-    load: Callable[[Path], read.RawGraph],
+    load: Callable[[Path, read.Reading], read.RawGraph],
     path: str | os.PathLike[str],
     config: PreprocessConfig,
     files: Callable[[], list[list[Any]]] | None = None,
@@ -49,7 +51,7 @@ def run_stages(
     """Make an artifact, or open one of the same input and settings.
 
     Args:
-        load: reads the input, which may use a directory of its own.
+        load: reads the input, which may use a directory of its own, and tells how far it is.
         path: of the artifact.
         files: what tells whether the input is still the same; None: the input itself, which lies in memory.
 
@@ -70,7 +72,8 @@ def run_stages(
         return _reopen(load, Path(path), made_of)
     with Workspace(Path(path), made_of if source else None, force=config.force, resume=config.resume) as work:
         work.check = check_unchanged
-        raw = work.stage("read", lambda: read.to_pieces(load(work.scratch)))
+        reading = read.Reading(partial(_expect, config=config, work=work), partial(work.within, "read"))
+        raw = work.stage("read", lambda: read.to_pieces(load(work.scratch, reading)))
         work.origin = made_of if source else made_of | {"input": input_hash(raw)}
         (m, n), e = config.grain(raw["vertices"]), raw["input_edges"]
         partitioner = _plan(raw, m, config, work)
@@ -103,28 +106,62 @@ def run_stages(
     return open_artifact(path)
 
 
-def _reopen(load: Callable[[Path], read.RawGraph], path: Path, made_of: dict[str, Any]) -> Artifact:
+def _reopen(load: Callable[[Path, read.Reading], read.RawGraph], path: Path, made_of: dict[str, Any]) -> Artifact:
     """An artifact that is there already, if it is of the same input and settings; one in memory is read for that."""
     if made_of["input"] is None:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as scratch:
-            made_of = made_of | {"input": input_hash(read.to_pieces(load(Path(scratch))))}
+            made_of = made_of | {"input": input_hash(read.to_pieces(load(Path(scratch), read.Reading())))}
     check_origin(path, made_of)
     artifact = open_artifact(path)
     note(f"{path}: is there already, of the same input and settings")
     return artifact
 
 
+def _expect(sizes: read.Sizes, config: PreprocessConfig, work: Workspace) -> None:
+    """Refuse a graph that neither ``--memory`` nor the disk can hold, before it is read; of a large one say what it
+    takes, and what there is."""
+    edges, m = sizes.edges * (1 + config.undirected), config.grain(sizes.vertices)[0]
+    needed, _ = _memory(config, sizes.vertices, edges, m, sizes.labels, lean=not (config.undirected or sizes.beside))
+    both = 4 * sizes.width * sizes.vertices + sizes.beside
+    disk = sizes.unpacked + max(16 * sizes.edges, 8 * edges + both)  # edges in two forms, or the artifact beside one
+    free, available = shutil.disk_usage(work.scratch).free, available_bytes()
+    if disk > free:
+        raise InputError(
+            f"{sizes.title}: preprocessing takes at least {size(disk)} of disk, {size(free)} are free where the "
+            "artifact is to be; write it to a larger disk"
+        )
+    if disk >= SAID:
+        memory_there = "" if available is None else f" ({size(available)} available)"
+        note(
+            f"{sizes.title}: {sizes.vertices:,} vertices, {sizes.edges:,} edges, {sizes.width} features; takes up to "
+            f"{size(needed)} of memory{memory_there} and at least {size(disk)} of disk ({size(free)} free)"
+        )
+
+
+def _memory(
+    config: PreprocessConfig, vertices: int, edges: int, partitions: int, labels: int, *, lean: bool
+) -> tuple[int, int]:
+    """Bytes that preprocessing takes at most: as asked, and with the options that take the least.
+
+    Raises:
+        InputError: when that is more than ``--memory``.
+    """
+    partitioner, _ = partition.choose_partitioner(config.partitioner, edges)
+    orders = order.candidates(edges) if config.order == "auto" else [config.order]
+    asked = partitioner if partitions > 1 else ""
+    needed = memory.predicted_peak(vertices, edges, asked, orders, lean=lean, labels=labels)
+    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], lean=lean, labels=labels)
+    memory.check_limit(config.memory, needed, smallest)
+    return needed, smallest
+
+
 def _plan(raw: dict[str, Any], partitions: int, config: PreprocessConfig, work: Workspace) -> str:
     """The partitioner to use; tells the user where time or memory may run short."""
-    vertices, edges = raw["vertices"], raw["input_edges"] * (1 + config.undirected)
-    partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
-    orders = order.candidates(edges) if config.order == "auto" else [config.order]
+    edges = raw["input_edges"] * (1 + config.undirected)
     lean = not config.undirected and not any(name in raw for name in BESIDE_EDGES)
-    asked = partitioner if partitions > 1 else ""
-    beside = {"lean": lean, "labels": raw["labels"].nbytes}
-    work.predicted = memory.predicted_peak(vertices, edges, asked, orders, **beside)
-    smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], **beside)
-    memory.check_limit(config.memory, work.predicted, smallest)
+    labels = raw["labels"].nbytes
+    work.predicted, smallest = _memory(config, raw["vertices"], edges, partitions, labels, lean=lean)
+    partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
     for advice in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
         if advice:
             note(advice)

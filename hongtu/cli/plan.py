@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_layers
 from hongtu.cli.info import check_plot
+from hongtu.cli.plan_counts import Counts, add_counts, describe_counts, read_counts
 from hongtu.cli.settings import add_settings, configure
 from hongtu.cli.train import add_source, settings_of
 from hongtu.cli.train_config import ModelConfig
@@ -27,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("plan", help="say what training would move and take, without training")
     add_source(parser)
     add_settings(parser, ModelConfig)
+    add_counts(parser)
     add = parser.add_argument
     add("--ranks", type=int, metavar="K", help="what each of K ranks would hold, fetch and take, and nothing else")
     add("--explain", action="store_true", help="per pass, what it reads, exchanges, writes and keeps")
@@ -51,8 +53,13 @@ def run(options: argparse.Namespace) -> None:
         raise InputError("--batch: only --listing shows batches; give --listing, too")
     if options.listing is not None and options.json:
         raise InputError("--json: a listing is text; give --listing or --json")
-    config = configure(ModelConfig, options, settings_of(options, ModelConfig))
+    counts = read_counts(options)
+    named = settings_of(options, ModelConfig) if counts is None else {"artifact": options.like or "a graph"}
+    config = configure(ModelConfig, options, named)
     hardware = load_hardware(config.hardware or "cpu")
+    if counts is not None:
+        _run_counts(options, config, counts, hardware)
+        return
     if options.plot is not None:
         check_plot(options.plot)
     artifact = open_artifact(config.artifact)
@@ -93,6 +100,26 @@ def run(options: argparse.Namespace) -> None:
         from hongtu.cli.plan_text import explanation, tables
 
         print(tables(result) + (explanation(result) if options.explain else ""))
+
+
+def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: Counts, hardware: Hardware) -> None:
+    """Plan without a graph."""
+    from hongtu.cli.plan_text import counts_table
+    from hongtu.model.loss_terms import DEFAULT
+    from hongtu.train.planning import plan_model
+
+    for option in ("ranks", "explain", "plot", "listing", "check"):
+        if getattr(options, option) not in (None, False):
+            raise InputError(f"--{option}: needs an artifact, and there are only counts; leave it out")
+
+    def plan(artifact: Artifact, **limits: Any) -> ExecutionPlan:
+        layers, spill = make_layers(config, artifact), config.spill is not None
+        return plan_model(
+            artifact, layers, loss=DEFAULT[artifact.task], strategy=config.strategy, spill=spill, **limits
+        )
+
+    result = describe_counts(counts, config, hardware, options.partitions or hardware.devices, plan)
+    print(json.dumps(result) if options.json else counts_table(result, _model(config)))
 
 
 def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:

@@ -67,6 +67,34 @@ def rank_tables(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
+def counts_table(result: dict[str, Any], model: dict[str, Any]) -> str:
+    """What a graph of these counts takes if it is like each kind of graph, for people."""
+    kinds, budget = result["kinds"], result["device_memory"]
+    numbers = f"{result['vertices']:,} vertices, {result['edges']:,} edges, {result['features']} features"
+    limit = budget if isinstance(budget, str) else "no limit" if budget is None else size(budget)
+    rows: list[tuple[str, ...]] = [("if it is like graphs of", *kinds)]
+    rows.append(("replication factor", *(f"{kind['replication_factor']:.1f}" for kind in kinds.values())))
+    for name in next(iter(kinds.values()))["peak_bytes"]:
+        rows.append((f"{name}, peak", *(size(kind["peak_bytes"].get(name, 0)) for kind in kinds.values())))
+    if not all(kind["hubs"] for kind in kinds.values()):
+        rows.append(("hubs' in-edges", *("as they are" if kind["hubs"] else "spread" for kind in kinds.values())))
+    links = {"host": ("load", "flush", "read", "write", "topology"), "peer": ("pull", "push"), "disk": ("disk",)}
+    for link, names in links.items():
+        moved = [sum(kind["bytes"][name] for name in names) for kind in kinds.values()]
+        if any(moved):
+            rows.append((f"{link} link, an epoch", *map(size, moved)))
+    seconds = (f"{kind['seconds_per_epoch']:.2g}" for kind in kinds.values())
+    rows.append((f"seconds of an epoch on {result['hardware']}", *seconds))
+    first = next(iter(kinds.values()))
+    return "\n".join([
+        f"{result['graph']}: {numbers}, {result['classes']} classes; {_model(model)}; strategy {result['strategy']}; "
+        f"{limit} per device, {result['partitions']} partitions",
+        f"  planned on graphs of {first['vertices']:,} vertices in as much smaller memories; yours lies between",
+        "",
+        *_columns(rows),
+    ])  # fmt: skip
+
+
 def explanation(result: dict[str, Any]) -> str:
     """What every pass touches; a star marks what stays on the devices."""
     lines = ["", ""]

@@ -39,7 +39,8 @@ class ModelConfig:
             fetch it; hybrid: they fetch it from the layer on that is predicted best
         topology: of ranks, a JSON file that says what joins them; not set: the links of their hosts (`plan`: a host of
             its own for each)
-        hardware: what plans are compared for: cpu, a100x4, h200 or a profile (default: the device's; `plan`: cpu)
+        hardware: what plans are compared for: cpu, a100x4, a5000, h200 or a profile (default: the device's; `plan`:
+            cpu)
     """
 
     artifact: str = ""

@@ -5,12 +5,15 @@ from hongtu.preprocess.read.directory import read_directory
 from hongtu.preprocess.read.graph import SPLIT_NAMES, SPLITS, RawGraph
 from hongtu.preprocess.read.keep import features_of, to_pieces
 from hongtu.preprocess.read.open import read_data, read_input
+from hongtu.preprocess.read.size import Reading, Sizes
 from hongtu.preprocess.read.synthesize import synthesize_features
 
 __all__ = [
     "SPLITS",
     "SPLIT_NAMES",
     "RawGraph",
+    "Reading",
+    "Sizes",
     "features_of",
     "from_arrays",
     "read_data",

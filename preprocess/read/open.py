@@ -18,24 +18,32 @@ from hongtu.preprocess.read.formats.dgl_graph import from_dgl, is_dgl
 from hongtu.preprocess.read.formats.hetero_data import from_hetero, is_hetero
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
 from hongtu.preprocess.read.formats.ogb import is_ogb, open_ogb
+from hongtu.preprocess.read.formats.papers import is_papers, open_papers
 from hongtu.preprocess.read.formats.planetoid import is_planetoid, open_planetoid
 from hongtu.preprocess.read.formats.pyg_data import from_data
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.size import Reading
 
 
-def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
-    """A graph from a file of edges, a directory in the neutral format, an OGB dataset or Planetoid's raw files.
+def read_input(
+    path: Path,
+    config: PreprocessConfig,
+    scratch: Path,
+    reading: Reading = Reading(),  # noqa: B008 - it is frozen
+) -> RawGraph:
+    """A graph from a file of edges, or a directory: the neutral format, an OGB or IGB dataset or Planetoid's raw files.
 
     Args:
         path: file or directory.
         config: settings.
         scratch: an existing directory for arrays that the input has in another form.
+        reading: who is told how far it is, of the largest formats.
 
     Raises:
         InputError: when nothing can read it, or at the first thing that is wrong with it.
     """
     try:
-        return _read(path, config, scratch)
+        return _read(path, config, scratch, reading)
     except MemoryError as error:
         raise InputError(f"{path}: does not fit in memory ({error or 'none is left'}); use a larger machine") from None
     except OSError as error:
@@ -44,13 +52,15 @@ def read_input(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None
 
 
-def _read(path: Path, config: PreprocessConfig, scratch: Path) -> RawGraph:
+def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading) -> RawGraph:
     if path.is_file() or table.is_parts(path):
         return complete(open_edges(path, config), config, scratch)
     if not path.is_dir():
         raise InputError(f"{path}: not a directory or file; expected edges.npy, features, labels and masks in one")
     if is_ogb(path):
-        return complete(open_ogb(path, scratch, undirected=config.undirected), config, scratch)
+        return complete(open_ogb(path, scratch, config, reading), config, scratch)
+    if is_papers(path):
+        return complete(open_papers(path, config, reading), config, scratch)
     if is_planetoid(path):
         return complete(open_planetoid(path), config, scratch)
     return read_directory(path, config, scratch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hongtu.errors import InputError
@@ -12,6 +14,36 @@ LARGEST = 2**31 - 1  # vertex numbers are int32
 PER_VERTEX = 16  # bytes that any run takes at least
 FREE = 1 << 20  # vertices that any file may speak of
 PER_ROW = 100  # vertices that it may, beyond these, for each end of an edge or row of an array that it holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the headers of an input say.
+
+    Attributes:
+        title: what messages call the input.
+        vertices, edges, width: V, E, and the columns of the features.
+        labels: bytes of the labels.
+        beside: bytes of what edges have beside them.
+        unpacked: bytes that are unpacked to disk before they can be used.
+    """
+
+    title: str
+    vertices: int
+    edges: int
+    width: int
+    labels: int = 0
+    beside: int = 0
+    unpacked: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Whom a reader tells how far it is: ``expect`` the sizes, before it reads more than headers, and which may refuse
+    them; ``progress`` the share of them that is read."""
+
+    expect: Callable[[Sizes], None] = lambda sizes: None
+    progress: Callable[[float], None] = lambda share: None
 
 
 def check_count(vertices: int, whence: str) -> None:

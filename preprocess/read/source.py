@@ -37,16 +37,21 @@ class NotIntegers(InputError):
 
 
 def array_blocks(
-    name: str, source: np.ndarray, destination: np.ndarray, weight: np.ndarray | None, size: int = 1 << 22
+    name: str,
+    source: np.ndarray,
+    destination: np.ndarray,
+    weight: np.ndarray | None,
+    size: int = 1 << 22,
+    first: int = 0,
 ) -> Callable[[bool], Iterator[EdgeBlock]]:
-    """The stream of edges that are in memory already."""
+    """The stream of edges that are in memory already; the first has the number ``first``."""
 
     def blocks(as_text: bool) -> Iterator[EdgeBlock]:
         for lo in range(0, len(source), size):
             part = slice(lo, lo + size)
 
             def where(k: int, lo: int = lo) -> str:
-                return f"{name}: edge {lo + k}"
+                return f"{name}: edge {first + lo + k}"
 
             ids = [(as_names if as_text else as_integers)(name, a[part], where) for a in (source, destination)]
             yield EdgeBlock(ids[0], ids[1], None if weight is None else weight[part], where)

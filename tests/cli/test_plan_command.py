@@ -206,7 +206,7 @@ def test_refusals(artifact, capsys, tmp_path):
     smallest = refusal(capsys, "plan", artifact.path, "--device-memory", "100")
     assert "device_memory is 100 bytes, the smallest that works is" in smallest
     assert smallest == refusal(capsys, "train", artifact.path, "--device-memory", "100")
-    assert "expected cpu, a100x4, h200" in refusal(capsys, "plan", artifact.path, "--hardware", "abacus")
+    assert "expected cpu, a100x4, a5000, h200" in refusal(capsys, "plan", artifact.path, "--hardware", "abacus")
     assert "not an artifact" in refusal(capsys, "plan", tmp_path / "nothing")
     assert "not a multiple of heads" in refusal(capsys, "plan", artifact.path, "--model", "gat", "--heads", "3")
     for command in ("plan", "info"):

@@ -7,22 +7,33 @@ ogbn_papers100M/raw/data.npz, node-label.npz    (the binary form)
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import warnings
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.files import create_array
+from hongtu.files import create_array, open_npy
+from hongtu.preprocess.read.formats import zipped
+from hongtu.preprocess.read.formats.data_pickle import load_arrays
 from hongtu.preprocess.read.formats.text import open_text
 from hongtu.preprocess.read.formats.text_lines import HEAD, read_lines
+from hongtu.preprocess.read.formats.torch_file import load_torch_file
+from hongtu.preprocess.read.formats.zipped import Member, members
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.size import check_archive, check_count, check_held
-from hongtu.preprocess.read.source import array_blocks
+from hongtu.preprocess.read.size import Reading, Sizes, check_archive, check_count, check_held
+from hongtu.preprocess.read.source import EdgeBlock, array_blocks
 
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
+COUNTS = ("num_nodes_list", "num_edges_list")
 SPLITS = {"train": "train", "val": "valid", "test": "test"}
 ROWS = 1 << 15  # of features, parsed in one step
 
@@ -32,74 +43,109 @@ def is_ogb(path: Path) -> bool:
     return any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "data.npz"))
 
 
-def open_ogb(path: Path, scratch: Path, *, undirected: bool) -> RawGraph:
+def open_ogb(path: Path, scratch: Path, config: PreprocessConfig, reading: Reading) -> RawGraph:
     """One homogeneous graph; features go through a file in ``scratch``.
 
     Raises:
         InputError: when a file is missing or damaged, or the dataset needs ``--undirected``.
     """
-    if path.resolve().name in STORED_ONCE and not undirected:
+    if path.resolve().name in STORED_ONCE and not config.undirected:
         raise InputError(f"{path}: stores each undirected edge once; pass --undirected, as OGB itself does")
     raw = path / "raw"
-    if (raw / "data.npz").is_file():
-        source = _binary(raw)
-    else:
-        source = _text(raw, scratch)
+    source = (_binary if (raw / "data.npz").is_file() else _text)(raw, scratch, config, reading)
     assert source.num_vertices is not None
-    source.masks = _masks(path / "split", source.num_vertices)
+    source.masks = None if config.random_split else read_split(path / "split", source.num_vertices)
     source.names |= {"features": str(raw), "edge_features": str(raw), "labels": str(raw)}
     return source
 
 
-def _text(raw: Path, scratch: Path) -> RawGraph:
+def _text(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading) -> RawGraph:
     source = open_text(raw / "edge.csv.gz", None)
-    file = raw / "num-node-list.csv.gz"
-    source.num_vertices = _only(_table(file, np.int64, 2), str(file))
-    check_count(source.num_vertices, str(file))
-    check_held(source.num_vertices, (raw / "edge.csv.gz").stat().st_size, str(file))
+    file, rows, labels = raw / "num-node-list.csv.gz", raw / "node-feat.csv.gz", raw / "node-label.csv.gz"
+    vertices = source.num_vertices = _only(_table(file, np.int64, 2), str(file))
+    check_count(vertices, str(file))
+    check_held(vertices, (raw / "edge.csv.gz").stat().st_size, str(file))
     file = raw / "num-edge-list.csv.gz"
     beside = raw / "edge-feat.csv.gz"
     if file.is_file() or beside.is_file():
         source.num_edges = _only(_table(file, np.int64, 2), str(file))
-    if (raw / "node-feat.csv.gz").is_file():
-        source.features = _features(raw / "node-feat.csv.gz", source.num_vertices, scratch / "node-feat.npy")
+    used = rows.is_file() and not config.features
+    if source.num_edges is not None:
+        widths = [len(next(_lines(file), "").split(",")) if has else 0 for file, has in
+                  ((rows, used), (beside, beside.is_file()))]  # fmt: skip
+        sizes = Sizes(
+            title=str(raw), vertices=vertices, edges=source.num_edges, width=widths[0],
+            beside=4 * widths[1] * source.num_edges, labels=8 * vertices,
+            unpacked=4 * (widths[0] * vertices + widths[1] * source.num_edges),
+        )  # fmt: skip
+        reading.expect(sizes)
+    if used:
+        source.features = _features(rows, vertices, scratch / "node-feat.npy", reading.progress)
     if beside.is_file():
         assert source.num_edges is not None
-        source.edge_features = _features(beside, source.num_edges, scratch / "edge-feat.npy")
-    if (raw / "node-label.csv.gz").is_file():
-        file = raw / "node-label.csv.gz"
-        source.labels = _labels(_table(file, np.float64, source.num_vertices), file)
+        source.edge_features = _features(beside, source.num_edges, scratch / "edge-feat.npy", reading.progress)
+    if labels.is_file() and not config.labels:
+        source.labels = _labels(_table(labels, np.float64, vertices), labels)
     return source
 
 
-def _binary(raw: Path) -> RawGraph:
-    try:
-        for name in ("data.npz", "node-label.npz"):
-            check_archive(raw / name)
-        with np.load(raw / "data.npz") as data:
-            edges, features, beside = data["edge_index"], data.get("node_feat"), data.get("edge_feat")
-            counts, lengths = data.get("num_nodes_list"), data.get("num_edges_list")
-        with np.load(raw / "node-label.npz") as data:
-            table = data["node_label"]
-    except InputError:
-        raise
-    except Exception as error:  # of zip, zlib, headers, keys and memory: all mean that the files are not as they were
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{raw}: data.npz or node-label.npz is not readable ({reason}); download them again") from None
-    file, labels = str(raw / "data.npz"), _labels(table, raw / "node-label.npz")
-    if edges.ndim != 2 or edges.shape[0] != 2:
+def _binary(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading) -> RawGraph:
+    file = raw / "data.npz"
+    data, beside = members(file), raw / "node-label.npz"
+    labelled = members(beside) if beside.is_file() and not config.labels else {}
+    if "edge_index" not in data or (labelled and "node_label" not in labelled):
+        raise InputError(f"{file}: no edge_index, or {beside.name} has no node_label; download them again")
+    edges, label = data["edge_index"], labelled.get("node_label")
+    if len(edges.shape) != 2 or edges.shape[0] != 2:
         raise InputError(f"{file}: edge_index of shape {edges.shape}, expected [2, E]; download it again")
-    count = len(labels) if counts is None else _only(counts, f"{file}: num_nodes_list")
-    check_count(count, file)
+    counts = {name: _only(data[name].whole(), f"{file}: {name}") for name in COUNTS if name in data}
+    rows = [member.shape[0] for member in (label, data.get("node_feat")) if member is not None and member.shape]
+    if not counts.keys() & COUNTS[:1] and not rows:
+        raise InputError(f"{file}: no {COUNTS[0]}, node_feat or labels say how many vertices there are; add one")
+    vertices = counts.get(COUNTS[0]) if COUNTS[0] in counts else rows[0]
+    check_count(vertices, str(file))
+    kept = {name: data[name] for name in ("node_feat", "edge_feat") if name in data}
+    if config.features:
+        kept.pop("node_feat", None)
+    sizes = Sizes(
+        title=str(file), vertices=vertices, edges=edges.shape[1], labels=0 if label is None else label.nbytes,
+        width=math.prod(kept["node_feat"].shape[1:]) if "node_feat" in kept else 0,
+        beside=kept["edge_feat"].nbytes if "edge_feat" in kept else 0,
+        unpacked=sum(member.nbytes for member in kept.values()),
+    )  # fmt: skip
+    reading.expect(sizes)
+    if label is not None:
+        check_archive(beside)
+    total, done = sizes.unpacked + edges.nbytes, 0
+
+    def read(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        reading.progress(min(1.0, done / max(total, 1)))
+
+    arrays = {name: member.unpacked(scratch / f"{name}.npy", read) for name, member in kept.items()}
     return RawGraph(
-        title=file,
-        blocks=array_blocks(file, edges[0], edges[1], None),
-        num_vertices=count,
-        num_edges=None if lengths is None else _only(lengths, f"{file}: num_edges_list"),
-        features=features,
-        edge_features=beside,
-        labels=labels,
+        title=str(file),
+        blocks=partial(_edges, edges, read),
+        num_vertices=vertices,
+        num_edges=counts.get(COUNTS[1]),
+        features=arrays.get("node_feat"),
+        edge_features=arrays.get("edge_feat"),
+        labels=None if label is None else _labels(label.whole(), beside),
     )
+
+
+def _edges(member: Member, read: Callable[[int], None], as_text: bool) -> Iterator[EdgeBlock]:
+    """The stream of edges of an array [2, E], both of whose rows are read at a time."""
+    count = member.shape[1]
+    pairs: Iterator[Any] = zip(member.blocks(0, count), member.blocks(count), strict=True)
+    if member.by_column:
+        pairs = (block.reshape(-1, 2).T for block in member.blocks(step=2 * zipped.BLOCK))
+    first = 0
+    for source, destination in pairs:
+        yield from array_blocks(str(member.file), source, destination, None, first=first)(as_text)
+        first += len(source)
+        read(2 * source.nbytes)
 
 
 def _only(counts: np.ndarray, name: str) -> int:
@@ -126,26 +172,74 @@ def _labels(table: np.ndarray, file: Path) -> np.ndarray:
     return column.astype(np.int64)
 
 
-def _masks(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
+def read_split(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
+    """The masks of the only split in a folder: ``split_dict.pt`` or a file each for train, valid and test, as .csv.gz,
+    .pt, .npz or .npy; None where there is none."""
     kinds = sorted(kind for kind in folder.iterdir() if kind.is_dir()) if folder.is_dir() else []
     if not kinds:
         return None
     if len(kinds) > 1:
         found = ", ".join(kind.name for kind in kinds)
         raise InputError(f"{folder}: several splits ({found}), expected one; keep the one you want")
+    whole = kinds[0] / "split_dict.pt"
+    if whole.is_file():
+        return masks_of(read_arrays(whole), whole, num_vertices)
     masks = {}
     for split, stem in SPLITS.items():
-        file = kinds[0] / f"{stem}.csv.gz"
-        table = _table(file, np.int64, num_vertices)
-        if table.shape[1] != 1:
-            raise InputError(f"{file}: {table.shape[1]} columns, expected one, a vertex a line; download it again")
-        members = table[:, 0]
-        bad = np.flatnonzero((members < 0) | (members >= num_vertices))
-        if len(bad):
-            raise InputError(f"{file}: line {bad[0] + 1}: vertex {members[bad[0]]}, expected 0 to {num_vertices - 1}")
-        masks[split] = np.zeros(num_vertices, dtype=bool)
-        masks[split][members] = True
+        files = [kinds[0] / f"{stem}{ending}" for ending in (".pt", ".npz", ".npy")]
+        file = next((file for file in files if file.is_file()), kinds[0] / f"{stem}.csv.gz")
+        if file.suffix == ".gz":
+            table = _table(file, np.int64, num_vertices)
+            if table.shape[1] != 1:
+                raise InputError(f"{file}: {table.shape[1]} columns, expected one, a vertex a line; download it again")
+            masks[split] = _mask(table[:, 0], num_vertices, f"{file}: line")
+        else:
+            one = dict(zip((stem,), read_arrays(file).values(), strict=False))  # whatever its name in the file
+            masks |= masks_of(one, file, num_vertices, (split,))
     return masks
+
+
+def masks_of(
+    arrays: dict[str, np.ndarray], file: Path, num_vertices: int, splits: Iterable[str] = tuple(SPLITS)
+) -> dict[str, np.ndarray]:
+    """The masks of vertex numbers under OGB's names."""
+    masks = {}
+    for split in splits:
+        members = arrays.get(SPLITS[split])
+        if members is None or members.ndim > 2 or members.size != len(members) or members.dtype.kind not in "iu":
+            found = "missing" if members is None else f"{members.dtype} of shape {members.shape}"
+            raise InputError(f"{file}: {SPLITS[split]}: {found}, expected vertex numbers; download it again")
+        masks[split] = _mask(members.ravel(), num_vertices, f"{file}: {SPLITS[split]}, number")
+    return masks
+
+
+def read_arrays(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .pt, .npz or .npy file by name; of a single one under the file's.
+
+    Raises:
+        InputError: when it holds something else.
+    """
+    if file.suffix == ".npy":
+        return {file.stem: open_npy(file, "download it again")}
+    if file.suffix == ".npz":
+        return {name: member.whole() for name, member in members(file).items()}
+    found = None
+    # torch opens tensors safely, and numpy's arrays not at all
+    with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
+        (inside,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        found = load_arrays(archive.read(inside))
+    found = load_torch_file(file) if found is None else found
+    found = found if isinstance(found, dict) else {file.stem: found}
+    return {str(name): np.asarray(getattr(value, "value", value)) for name, value in found.items()}
+
+
+def _mask(members: np.ndarray, num_vertices: int, title: str) -> np.ndarray:
+    bad = np.flatnonzero((members < 0) | (members >= num_vertices))
+    if len(bad):
+        raise InputError(f"{title} {bad[0] + 1}: vertex {members[bad[0]]}, expected 0 to {num_vertices - 1}")
+    mask = np.zeros(num_vertices, dtype=bool)
+    mask[members] = True
+    return mask
 
 
 def _table(file: Path, dtype: type, most: int) -> np.ndarray:
@@ -156,7 +250,7 @@ def _table(file: Path, dtype: type, most: int) -> np.ndarray:
     return table
 
 
-def _features(file: Path, num_rows: int, into: Path) -> np.ndarray:
+def _features(file: Path, num_rows: int, into: Path, progress: Callable[[float], None]) -> np.ndarray:
     features, lines = None, _lines(file)
     for lo in range(0, num_rows, ROWS):
         block = _parsed(file, itertools.islice(lines, ROWS), np.float32, lo)
@@ -169,6 +263,7 @@ def _features(file: Path, num_rows: int, into: Path) -> np.ndarray:
         if features is None:
             features = create_array(into, np.float32, (num_rows, block.shape[1]))
         features[lo : lo + len(block)] = block
+        progress((lo + len(block)) / num_rows)
     more = len(_parsed(file, itertools.islice(lines, ROWS), np.float32, num_rows))  # also reads the file's end
     if more:
         raise InputError(f"{file}: more lines than the {num_rows} expected; download the dataset again")

@@ -24,6 +24,20 @@ def open_torch_file(path: Path) -> RawGraph:
     Raises:
         InputError: when torch refuses to open it safely, or it holds something else.
     """
+    found = load_torch_file(path)
+    if isinstance(found, tuple) and found:  # a processed dataset: (data, slices, ...)
+        found = found[0]
+    if isinstance(found, dict) and isinstance(found.get("_store"), dict):
+        found = found["_store"]
+    return from_data(found, str(path))
+
+
+def load_torch_file(path: Path) -> Any:
+    """Tensors, and what holds them.
+
+    Raises:
+        InputError: when torch refuses to open it safely.
+    """
     import torch
 
     try:
@@ -41,11 +55,7 @@ def open_torch_file(path: Path) -> RawGraph:
             f"{path}: cannot be opened safely ({lines[0].split('. ')[0]}); save `data.to_dict()` with torch.save, "
             "or pass hongtu.preprocess_graph(data=...)"
         ) from None
-    if isinstance(found, tuple) and found:  # a processed dataset: (data, slices, ...)
-        found = found[0]
-    if isinstance(found, dict) and isinstance(found.get("_store"), dict):
-        found = found["_store"]
-    return from_data(found, str(path))
+    return found
 
 
 def _check_tensors(found: Any, path: Path) -> None:
