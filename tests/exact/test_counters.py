@@ -81,6 +81,7 @@ def check_counters(trainer, epochs=1):
     return record
 
 
+@pytest.mark.every
 @pytest.mark.long
 @over_grid
 @pytest.mark.parametrize("model", OTHERS, ids=repr)
@@ -230,6 +231,7 @@ def clean_outcome(model, grain, strategy):
     return training.train(training.make_trainer(model, everyone_trains(), grain, strategy=strategy), 2)
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", SIX + OTHERS, ids=repr)
@@ -285,6 +287,7 @@ def droppable(plan):
                     yield name, i, kind, len(getattr(found, kind))
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("name", ["gcn", "gat"])

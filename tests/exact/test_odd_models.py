@@ -47,6 +47,7 @@ def test_a_first_layer_without_parameters(strategy):
         torch.testing.assert_close(trainer.gradients()[f"2{name[1:]}"], gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.every
 @strategies
 @pytest.mark.parametrize("index", range(6), ids=[model.name for model in SIX])
 def test_a_model_of_one_layer(index, strategy):
