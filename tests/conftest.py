@@ -127,6 +127,15 @@ def undefined_rows_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_store, "Pool", Poisonous)
 
 
+@pytest.fixture
+def forked_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a benchmark begin at once, with libraries loaded."""
+    from tests.faults.processes import CONTEXT
+
+    for module in ("bench.process", "bench.profile.measure"):
+        monkeypatch.setattr(f"hongtu.{module}.get_context", lambda _: CONTEXT)
+
+
 @pytest.fixture(scope="session")
 def data_directory() -> Path:
     """Where the real graphs are: ``HONGTU_DATA``, by default ``../shared/data`` beside the repository."""
