@@ -43,19 +43,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without ``--whole``, keep the pairs of a grid that is marked so, and of a grid as many spread cases as its mark
-    says. With ``--sample``, keep of these a few of every test function, one of a long grid or as many as its mark says,
-    and no long test that is no grid; with ``--rest`` all others."""
+    """Without ``--whole``, keep every value, or every pair of values, of a grid that is marked so, and of a grid as
+    many spread cases as its mark says. With ``--sample``, keep of these a few of every test function, one of a long
+    grid or as many as its mark says, and no long test that is no grid; with ``--rest`` all others."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         grids.setdefault(item.nodeid.split("[")[0], []).append(item)
     kept = set()
     for grid in grids.values():
-        if grid[0].get_closest_marker("pairs") is not None and not config.getoption("--whole"):
-            cases = [tuple(map(_known, item.callspec.params.values())) for item in grid]  # type: ignore[attr-defined]
-            grid = [grid[k] for k in every_pair(cases)]
-        if (enough := grid[0].get_closest_marker("most")) is not None and not config.getoption("--whole"):
-            grid = spread(grid, *enough.args)
+        for mark, values in () if config.getoption("--whole") else (("every", 1), ("pairs", 2)):
+            if grid[0].get_closest_marker(mark) is not None:
+                cases = [tuple(map(_known, item.callspec.params.values())) for item in grid]  # type: ignore[attr-defined]
+                grid = [grid[k] for k in enough(cases, values)]
+        if (most := grid[0].get_closest_marker("most")) is not None and not config.getoption("--whole"):
+            grid = spread(grid, *most.args)
         long = grid[0].get_closest_marker("long")
         sample = {*spread(grid, MOST if long is None else long.kwargs.get("sample", int(len(grid) > 1)))}
         rest = {*grid} - sample if config.getoption("--rest") else {*grid}
@@ -74,19 +75,23 @@ def _known(value: object) -> object:
     return value if isinstance(value, (str, int, float, tuple)) else id(value)
 
 
-def every_pair(cases: Sequence[tuple[object, ...]]) -> list[int]:
-    """Which few of a grid's cases are enough for any two values to meet that meet in the grid.
+def enough(cases: Sequence[tuple[object, ...]], values: int) -> list[int]:
+    """Which few of a grid's cases are enough for any so many values to meet that meet in the grid; among others as good
+    the choice goes around, so that no value is met with the same one of another parameter each time.
 
-    >>> every_pair(list(itertools.product("ab", "xy", "12")))
+    >>> enough(list(itertools.product("abcd", "xy")), 1)
+    [0, 2, 5, 7]
+    >>> enough(list(itertools.product("ab", "xy", "12")), 2)
     [0, 3, 5, 6]
     """
-    missing = [set(itertools.combinations(enumerate(case), min(2, len(case)))) for case in cases]
-    found = []
-    while any(missing):
-        found.append(max(range(len(cases)), key=lambda k: len(missing[k])))
+    missing = [set(itertools.combinations(enumerate(case), min(values, len(case)))) for case in cases]
+    found: list[int] = []
+    while most := max(map(len, missing), default=0):
+        good = [k for k, new in enumerate(missing) if len(new) == most]
+        found.append(good[int(len(good) * (len(found) * GOLDEN % 1))])
         met = missing[found[-1]].copy()
-        for pairs in missing:
-            pairs -= met
+        for new in missing:
+            new -= met
     return sorted(found)
 
 
@@ -120,6 +125,15 @@ def undefined_rows_show(monkeypatch: pytest.MonkeyPatch) -> None:
     from hongtu.engine import host_store
 
     monkeypatch.setattr(host_store, "Pool", Poisonous)
+
+
+@pytest.fixture
+def forked_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a benchmark begin at once, with libraries loaded."""
+    from tests.faults.processes import CONTEXT
+
+    for module in ("bench.process", "bench.profile.measure"):
+        monkeypatch.setattr(f"hongtu.{module}.get_context", lambda _: CONTEXT)
 
 
 @pytest.fixture(scope="session")

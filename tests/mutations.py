@@ -1,6 +1,8 @@
 """Breaks the planner and the engine one small edit at a time and says which edits `make test` does not notice.
 
-    python -m tests.mutations [WORD ...]    # of files and edits with one of these words, or all; about an hour for all
+    python -m tests.mutations [WORD ...]    # of files and edits with one of these words, or all
+
+``--workers``: so many edits side by side, each in a copy of its own (default: one for a core).
 
 ``mutations.txt`` holds the edits: a file, then pairs of what stands there once and what takes its place. Each is made
 in a copy of the repository, and tests run until one fails: first those of the part that was edited, then those of its
@@ -18,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,18 +160,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*")
     parser.add_argument("--parts", action="store_true", help="only tests of the part that was edited: minutes")
-    words, parts = vars(parser.parse_args()).values()
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="edits that are tried side by side")
+    words, parts, workers = vars(parser.parse_args()).values()
     found = [edit for edit in edits(LIST.read_text()) if not words or any(word in " ".join(edit) for word in words)]
+    for edit in found:
+        edited(REPOSITORY, edit)
     load_libraries()
-    survivors = 0
+    noticed = 0
+    for by, edit in try_all(found, () if parts else (ROOMS, *REST), workers):
+        noticed += bool(by)
+        print(f"{by or 'SURVIVES'}\t{edit.file}\t{edit.old} -> {edit.new}", flush=True)
+    print(f"{noticed} of {len(found)} edits were noticed")
+
+
+def try_all(found: Sequence[Edit], stages: Sequence[str], workers: int) -> Iterator[tuple[str, Edit]]:
+    """What notices each edit, as soon as that is known."""
+    fork = multiprocessing.get_context("fork")
+    left, done = fork.SimpleQueue(), fork.SimpleQueue()
+    children = [fork.Process(target=take_edits, args=(left, done, stages)) for _ in range(min(workers, len(found)))]
+    for child in children:
+        child.start()
+    for edit in (*found, *(None for _ in children)):
+        left.put(edit)
+    for _ in found:
+        yield done.get()
+    for child in children:
+        child.join()
+
+
+def take_edits(left: SimpleQueue[Edit | None], done: SimpleQueue[tuple[str, Edit]], stages: Sequence[str]) -> None:
+    """Edits from a queue until there is None, one after the other in a copy of the repository."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "hongtu")
         shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT))
-        for edit in found:
-            by = noticed_by(copy, edit, () if parts else (ROOMS, *REST))
-            survivors += not by
-            print(f"{by or 'SURVIVES'}\t{edit.file}\t{edit.old} -> {edit.new}", flush=True)
-    print(f"{len(found) - survivors} of {len(found)} edits were noticed")
+        while (edit := left.get()) is not None:
+            done.put((noticed_by(copy, edit, stages), edit))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 LOOK = 0.2  # seconds between two looks at the parent
@@ -35,8 +36,10 @@ def end_with_parent() -> None:
     if _watched is not None:
         return
     told = multiprocessing.parent_process()
-    _watched = told.pid if told is not None and told.pid is not None else _parent()
-    threading.Thread(target=_watch, args=(_watched,), name="hongtu parent", daemon=True).start()
+    above = _parent() if told is None else os.getppid()  # a fork server's, which lives as long as this one
+    _watched = above if told is None else told.pid
+    alive = None if told is None else told.is_alive
+    threading.Thread(target=_watch, args=(above, alive), name="hongtu parent", daemon=True).start()
 
 
 def _parent() -> int:
@@ -51,8 +54,8 @@ def _parent() -> int:
     return parent
 
 
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
+def _watch(above: int, alive: Callable[[], bool] | None) -> None:
+    while os.getppid() == above and (alive is None or alive()):
         time.sleep(LOOK)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)  # some wait for others where no signal is handled

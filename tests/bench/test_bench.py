@@ -23,6 +23,7 @@ from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
 
 pytest.importorskip("torch_geometric")
+pytestmark = pytest.mark.usefixtures("forked_systems")
 FORMS = ("pyg", "pyg-csr", "pyg-offload", "pyg-sparse", "dgl")
 
 

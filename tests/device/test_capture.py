@@ -65,7 +65,7 @@ def same(found, expected):
     assert all(map(torch.equal, found[1], expected[1]))
 
 
-@pytest.mark.most(10)
+@pytest.mark.every
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", [OUT_OF_CORE, IN_MEMORY], ids=["out of core", "in memory"])
 @pytest.mark.parametrize("grain", [(1, 7), (4, 4)], ids=lambda grain: f"m{grain[0]}")

@@ -31,7 +31,7 @@ def _hidden(monkeypatch):
     monkeypatch.setattr(models, "H", HIDDEN)
 
 
-@pytest.mark.most(5)
+@pytest.mark.most(3)
 @pytest.mark.long
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("model", SIX, ids=repr)
@@ -71,6 +71,7 @@ def epochs(model, captures):
     return losses, [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
 
+@pytest.mark.most(3)
 @pytest.mark.long
 @pytest.mark.parametrize("model", SIX, ids=repr)
 def test_captured_epochs_are_eager_ones(model):

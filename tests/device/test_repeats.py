@@ -25,7 +25,7 @@ IN_MEMORY = Strategy()
 OUT_OF_CORE = replace(Strategy(), resident=False, group=False)
 
 
-@pytest.mark.most(10)
+@pytest.mark.every
 @pytest.mark.long
 @pytest.mark.parametrize("grain", [(1, 7), (2, 6)], ids=lambda grain: f"m{grain[0]}")
 @pytest.mark.parametrize("times", [None, 1.0, 1.5], ids=["memory", "smallest", "some"])
@@ -94,7 +94,7 @@ def check(trainer, tape, monkeypatch):
     return changing
 
 
-@pytest.mark.most(10)
+@pytest.mark.every
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", [OUT_OF_CORE, IN_MEMORY], ids=["out of core", "in memory"])
 @pytest.mark.parametrize("grain", [(1, 7), (4, 8)], ids=lambda grain: f"m{grain[0]}")

@@ -39,8 +39,7 @@ grains = pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-@pytest.mark.most(8)
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @grains

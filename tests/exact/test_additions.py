@@ -19,8 +19,8 @@ NO_MODULES = {"degree_histogram"}
 ELSEWHERE = {"Dropout": "tests/exact/test_dropout_training.py", "EdgeDropout": "tests/exact/test_dropped_edges.py"}
 
 
+@pytest.mark.every
 @pytest.mark.long
-@pytest.mark.pairs
 @over_grid
 @pytest.mark.parametrize(("model", "problem"), additions.ROWS, ids=[repr(model) for model, _ in additions.ROWS])
 def test_exact_and_counted(model, problem, grain, strategy):

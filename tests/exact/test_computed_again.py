@@ -71,6 +71,7 @@ class Around(Layer):
 MORE = [Squashed, SquashedAfter, SquashedSum, lambda f, c: SquashedSum(f, c, K=2), Around]
 
 
+@pytest.mark.every
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
 @pytest.mark.parametrize("second", MORE)
@@ -107,7 +108,7 @@ MAPS = {"GCNConv": ["lin"], "SAGEConv": ["lin_l", "lin_r"], "GraphConv": ["lin_r
         "CommNetConv": ["lin_self", "lin_neighbour"]}  # fmt: skip
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
 @pytest.mark.parametrize("of", ["inside", "hook"])
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in MAPS.items() for part in parts])

@@ -82,6 +82,7 @@ def check_counters(trainer, epochs=1):
     return record
 
 
+@pytest.mark.every
 @pytest.mark.long
 @over_grid
 @pytest.mark.parametrize("model", OTHERS, ids=repr)
@@ -231,6 +232,7 @@ def clean_outcome(model, grain, strategy):
     return training.train(training.make_trainer(model, everyone_trains(), grain, strategy=strategy), 2)
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", SIX + OTHERS, ids=repr)
@@ -289,6 +291,7 @@ def droppable(plan):
                     yield name, i, kind, len(getattr(found, kind))
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("name", ["gcn", "gat"])

@@ -70,7 +70,7 @@ def losses(model, grain, strategy, budget, seed=3, epochs=4):
     return [trainer.train_epoch().loss for _ in range(epochs)]
 
 
-@pytest.mark.most(3)
+@pytest.mark.most(2)
 @pytest.mark.long
 @models
 def test_the_losses_of_every_cut_are_the_same(model):
@@ -128,6 +128,7 @@ FIRST = {
 }
 
 
+@pytest.mark.every
 @strategies
 @pytest.mark.parametrize("name", FIRST)
 def test_dropout_of_the_features_takes_place(name, strategy):
@@ -284,6 +285,7 @@ MAKERS = (
 )  # fmt: skip
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

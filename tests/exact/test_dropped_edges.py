@@ -112,6 +112,7 @@ def sites_of(trainer):
 OTHER_RUNS = [(name, run) for name in ("sage", "gat") for run in ("in memory", "paper", "gpu", "one chunk")]
 
 
+@pytest.mark.most(9)
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "run"), [(name, "smallest") for name in MODELS] + OTHER_RUNS)
 def test_the_same_edges_are_dropped_as_there(name, run):

@@ -42,6 +42,7 @@ OWN = [MODELS[name] for name in ("edge-gat", "edge-gatv2", "edge-transformer", "
 own = pytest.mark.parametrize("model", OWN, ids=repr)
 
 
+@pytest.mark.most(2)
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_budgets_that_force_eviction(strategy, data_graph):
@@ -57,7 +58,7 @@ def test_options_are_exact(model):
     check(model, awkward(), (2, 3), epochs=2, device_memory="smallest")
 
 
-@pytest.mark.most(4)
+@pytest.mark.most(2)
 @pytest.mark.long
 @own
 def test_pruned_chunks_and_chunks_without_edges(model):
@@ -75,7 +76,7 @@ def test_single_precision(name):
     check(MODELS[name], awkward(), (2, 3), epochs=2, tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")
 
 
-@pytest.mark.most(3)
+@pytest.mark.most(2)
 @pytest.mark.long
 @own
 def test_devices_with_memory_of_their_own(model):

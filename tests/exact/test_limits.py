@@ -111,6 +111,7 @@ def test_a_loss_of_the_wrong_shape_is_refused():
 # ------------------------------------------------------------------------------------------------------------- budgets
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", [GCN, SIX[2], GAT, DEEP], ids=repr)

@@ -133,7 +133,7 @@ def test_a_model_that_evaluates_as_a_whole_trains():
     assert trainer.model[1].num_batches_tracked == 2
 
 
-@pytest.mark.most(4)
+@pytest.mark.most(3)
 @pytest.mark.long
 @pytest.mark.parametrize("name", SWITCHES)
 def test_savings(name):

@@ -85,7 +85,7 @@ def check_volumes(model, problem, grain, strategy):
     assert {link: trainer.plan.bytes[link] for link in expected} == expected  # equal to what was counted
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("strategy", ["none", "p2p", "paper"])
 @pytest.mark.parametrize("model", SIX, ids=repr)

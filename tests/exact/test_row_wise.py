@@ -57,6 +57,7 @@ ROW_WISE = (
 )
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", ROW_WISE, ids=repr)

@@ -43,8 +43,8 @@ def artifact(grain, **config):
     )  # fmt: skip
 
 
+@pytest.mark.every
 @pytest.mark.long
-@pytest.mark.pairs
 @pytest.mark.parametrize(("strategy", "grain", "budget"), CASES, ids=str)
 @pytest.mark.parametrize("model", SIX, ids=str)
 def test_equals_the_whole_graph(model, strategy, grain, budget):

@@ -78,8 +78,8 @@ def check_same(free, spilling, epochs=3):
     return record
 
 
+@pytest.mark.most(4)
 @pytest.mark.long
-@pytest.mark.most(6)
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("model", (*SIX, NORMED, DEEP), ids=repr)
 def test_everything_on_the_disk_gives_the_same_bits(model, grain, tmp_path):
@@ -106,8 +106,8 @@ def test_some_on_the_disk_and_some_not(kept, tmp_path):
         check_same(*pair(model, (2, 3), tmp_path, fit=some), epochs=2)
 
 
+@pytest.mark.most(3)
 @pytest.mark.long
-@pytest.mark.most(6)
 @pytest.mark.parametrize("kept", [1, 3])
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("model", (SIX[0], SIX[4], NORMED, DEEP), ids=repr)

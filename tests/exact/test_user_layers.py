@@ -172,6 +172,7 @@ USERS = (
 )
 
 
+@pytest.mark.every
 @strategies
 @pytest.mark.parametrize("model", USERS, ids=repr)
 def test_user_layers(model, strategy):
@@ -249,6 +250,7 @@ PYG = (
 )
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @pytest.mark.parametrize("model", PYG, ids=repr)

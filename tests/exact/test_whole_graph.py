@@ -21,8 +21,8 @@ six = pytest.mark.parametrize("model", SIX, ids=repr)
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
+@pytest.mark.most(10)
 @pytest.mark.long
-@pytest.mark.most(20)
 @over_grid
 @six
 def test_awkward_graph(model, grain, strategy):
@@ -32,8 +32,7 @@ def test_awkward_graph(model, grain, strategy):
         check(model, problems.awkward(), grain, epochs=2, strategy=strategy)
 
 
-@pytest.mark.most(12)
-@pytest.mark.pairs
+@pytest.mark.every
 @over_grid
 @six
 def test_directed_weighted_graph(model, grain, strategy):
@@ -41,7 +40,7 @@ def test_directed_weighted_graph(model, grain, strategy):
     check(model, problem, grain, epochs=1, strategy=strategy, device_memory="smallest")
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @over_grid
 @six
 def test_cora(model, grain, strategy, data_graph):
@@ -50,8 +49,8 @@ def test_cora(model, grain, strategy, data_graph):
     check(model, problem, grain, strategy=strategy, epochs=2)
 
 
+@pytest.mark.every
 @pytest.mark.long
-@pytest.mark.most(9)
 @strategies
 @six
 def test_cora_in_the_smallest_budget(model, strategy, data_graph):
@@ -67,6 +66,7 @@ def test_cora_with_all_features(model, data_graph):
     check(model, problems.planetoid(data_graph("planetoid-cora")), (4, 8), epochs=2)
 
 
+@pytest.mark.every
 @pytest.mark.long
 @strategies
 @six
@@ -111,7 +111,7 @@ LINEAR = Model(
 )
 
 
-@pytest.mark.most(8)
+@pytest.mark.most(5)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "strategy", list(savings()), ids=lambda s: "+".join(n for n in SWITCHES if getattr(s, n)) or "none"

@@ -18,34 +18,42 @@ from hongtu.cli.main import main
 from tests.faults.outcome import Outcome
 
 # the server has imported everything, but has not started a thread: its children begin at once
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.faults.processes", "tests.faults.run", "hongtu.train.trainer"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["tests.faults.processes", "tests.faults.run", "hongtu.train.trainer", "torch_geometric.nn"]
+)
 SECONDS = 180
 
 Process = multiprocessing.process.BaseProcess
 
 
 def start(target: Callable[..., None], *arguments: Any) -> Process:
-    process = _CONTEXT.Process(target=target, args=arguments)
+    process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
 
 
 def start_command(
-    arguments: list[str], err: Path, *, obeys_modes: bool = False, environment: dict[str, str] | None = None
+    arguments: list[str],
+    err: Path,
+    out: Path | str = os.devnull,
+    *,
+    obeys_modes: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> Process:
-    """``hongtu`` with these arguments and its stderr in a file; files' modes count for it even where it is root."""
-    return start(_command, arguments, str(err), obeys_modes, environment or {})
+    """``hongtu`` with these arguments and what it prints in files; files' modes count for it even where it is root."""
+    return start(_command, arguments, str(err), str(out), obeys_modes, environment or {})
 
 
-def _command(arguments: list[str], err: str, obeys_modes: bool, environment: dict[str, str]) -> None:
+def _command(arguments: list[str], err: str, out: str, obeys_modes: bool, environment: dict[str, str]) -> None:
     os.environ.update(environment)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = open(out, "w")  # noqa: SIM115
     sys.stderr = open(err, "w")  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     if obeys_modes:
         _drop_capabilities()
     code = main(arguments)
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
@@ -58,7 +66,7 @@ def _drop_capabilities() -> None:
 
 def isolated(work: Callable[[], Outcome], name: str) -> Outcome:
     """Do it in a process of its own, so that a crash is an outcome too."""
-    receive, send = _CONTEXT.Pipe(duplex=False)
+    receive, send = CONTEXT.Pipe(duplex=False)
     process = start(_send, work, send)
     send.close()
     try:

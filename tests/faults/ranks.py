@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,19 +109,27 @@ def _lose(group: Group, victim: int, name: str) -> tuple[float, str | None] | No
 
 @contextmanager
 def started(artifact: Path, ranks: int, dependencies: str, run: Path, total: int, *more: str) -> Iterator[Group]:
-    """The ranks of a run, by the environment that torchrun would give them; whatever is left is killed."""
-    import torch.distributed as dist
-
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    """The ranks of a run."""
     words = ["train", str(artifact), "--model", "gat", "--hidden", "8", "--dropout", "0.3", "--epochs", str(total)]
     words += ["--eval-every", "4", "--save-every", "3", "--run", str(run), "--dependencies", dependencies]
     words += ["--rank-timeout", str(TIMEOUT), *more]
     said = [run.parent / f"said-{rank}" for rank in range(ranks)]
+    with ranks_of(ranks, lambda rank, environment: start_command(words, said[rank], environment=environment)) as group:
+        yield Group(group, said)
+
+
+@contextmanager
+def ranks_of(ranks: int, begin: Callable[[int, dict[str, str]], Process]) -> Iterator[list[Process]]:
+    """Processes that ``begin`` makes of their numbers and the environment that torchrun would give them; whatever is
+    left is killed."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost"}
     shared |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    processes = [start_command(words, path, environment=shared | {"RANK": str(rank)}) for rank, path in enumerate(said)]
+    processes = [begin(rank, shared | {"RANK": str(rank)}) for rank in range(ranks)]
     try:
-        yield Group(processes, said)
+        yield processes
     finally:
         for process in processes:
             process.kill()

@@ -45,7 +45,7 @@ def test_torch_geometrics_jumping_knowledge():
     check(additions.of(jumping, "theirs"), problems.directed_weighted(), (2, 3), epochs=2, device_memory="smallest")
 
 
-@pytest.mark.most(4)
+@pytest.mark.most(3)
 @pytest.mark.long
 @pytest.mark.parametrize("name", SWITCHES)
 def test_savings(name):

@@ -92,6 +92,7 @@ def random_layers(rng, columns):
     return names, layers
 
 
+@pytest.mark.most(2)
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_predicted_equals_measured(shard, tmp_path):

@@ -50,6 +50,8 @@ def run(monkeypatch, experiment, *arguments):
 def test_ladder(graph, tmp_path, monkeypatch, capsys):
     out, plot = tmp_path / "ladder.jsonl", tmp_path / "ladder.svg"
     options = ["--partitions", 2, "--hidden", 8, "--measure", 1, "--out", out, "--plot", plot]
+    monkeypatch.setattr(ladder, "PAPER_CHUNKS", 8)
+    monkeypatch.setattr(ladder, "FINER", 4)
     run(monkeypatch, ladder, graph, *options)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["rung"] for row in rows][:4] == ["none", "+ p2p", "+ reuse (paper)", "lookahead"]

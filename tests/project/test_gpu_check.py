@@ -221,7 +221,7 @@ def test_an_artifact_that_is_late_ends_and_a_smaller_one_takes_its_place(monkeyp
     def first(check):
         check.late += [python("small", "print(1)"), python("large", "import time; time.sleep(60)", 60)]
         yield [python("other", "print(1)")]
-        said.extend([check.artifact("small", 30), check.artifact("large", 1), check.artifact("none", 30)])
+        said.extend([check.artifact("small", 4), check.artifact("large", 1), check.artifact("none", 1)])
         yield [python("last", "print(1)")]
 
     monkeypatch.setattr(gpu_check, "first", first)

@@ -42,6 +42,7 @@ SHORTER = (
     ("epochs=500", "epochs=2"),
     ("eval_every=5", "eval_every=1"),
     ("--epochs 20", "--epochs 2"),
+    ("--accuracy 2s", "--accuracy 1 --together"),
 )
 
 

@@ -65,8 +65,7 @@ def test_out_degrees_are_those_of_the_whole_graph(dependencies):
 over_dependencies = pytest.mark.parametrize("dependencies", ("cache", "comm"))
 
 
-@pytest.mark.most(8)
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("strategy", training.STRATEGIES)
 @over_dependencies
@@ -76,7 +75,7 @@ def test_ranks_give_the_numbers_of_one_process(model, dependencies, ranks, strat
     check_ranks(ranks, model, problems.awkward(), strategy=strategy, device_memory=budget, dependencies=dependencies)
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("ranks", (2, 3))
 @over_dependencies
 @pytest.mark.parametrize("model", SIX, ids=repr)
@@ -132,7 +131,7 @@ EDGES = Model(
 )
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @over_dependencies
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ DEEP = Model(
 )  # fmt: skip
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("first", (2, 3))
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)
@@ -178,7 +177,7 @@ class AtRandom(ByLayer):
         return np.where(read_over(topology, found, first, end) == FAR, UNREAD, found)
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)

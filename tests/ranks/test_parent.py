@@ -27,9 +27,12 @@ time.sleep(100)
 """
 BENCH = """
 import os, time
-from hongtu.bench.process import Process
+from multiprocessing import get_context
+from hongtu.bench import process
+process.get_context = lambda _: get_context("KIND")
 if __name__ == "__main__":
-    print(Process().submit(os.getpid).result(), flush=True)
+    held = process.Process()
+    print(held.submit(os.getpid).result(), flush=True)
     time.sleep(100)
 """
 
@@ -89,6 +92,7 @@ def test_a_torchrun_may_be_a_containers_init(init, found, monkeypatch, tmp_path)
     assert parent._parent() == found
 
 
-def test_a_process_of_a_benchmark_ends_with_it(tmp_path):
-    (tmp_path / "bench.py").write_text(BENCH)
+@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
+def test_a_process_of_a_benchmark_ends_with_it(kind, tmp_path):
+    (tmp_path / "bench.py").write_text(BENCH.replace("KIND", kind))
     assert ends_with([sys.executable, str(tmp_path / "bench.py")], {})

@@ -19,6 +19,8 @@ from hongtu.errors import InputError, RankLost
 from hongtu.graph.artifact import open_artifact
 from hongtu.ranks import launch, words
 from tests import problems
+from tests.faults.processes import finish, start_command
+from tests.faults.ranks import ranks_of
 
 OPTIONS = ("--model", "gat", "--hidden", "8", "--heads", "2", "--dropout", "0.4", "--eval-every", "2")
 
@@ -28,19 +30,33 @@ def artifact():
     return str(problems.prepare(problems.awkward(), 4, 3).path)
 
 
-def command(ranks, *arguments):
-    """``hongtu`` in as many processes as there are ranks."""
-    alone = [sys.executable, "-m", "hongtu", *arguments]
-    if ranks == 1:
-        return alone
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*torchrun, "-m", "--", "hongtu", *arguments]  # -- for --run, which torchrun takes for --run-path
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def hongtu_on(ranks, *arguments, check=True):
-    done = subprocess.run(command(ranks, *arguments), capture_output=True, text=True, timeout=300)
-    assert not check or done.returncode == 0, done.stderr
-    return done
+def torchrun(*arguments, **options):
+    """``hongtu`` in two processes."""
+    words = [*TORCHRUN, "-m", "--", "hongtu", *arguments]  # -- for --run, which torchrun takes for --run-path
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **options)
+
+
+def hongtu_on(ranks, folder, *arguments):
+    """What ``hongtu`` ends with on so many ranks, what the first prints, and what all say."""
+    out, err = ([folder / f"{name}-{rank}" for rank in range(ranks)] for name in ("out", "err"))
+
+    def begin(rank, environment):
+        given = environment if ranks > 1 else {}
+        return start_command(list(arguments), err[rank], out[rank], environment=given)
+
+    with ranks_of(ranks, begin) as group:
+        codes = [finish(process) for process in group]
+    assert not any(path.read_text() for path in out[1:]), "only the first rank prints"
+    return codes, out[0].read_text(), "".join(path.read_text() for path in err)
+
+
+def result_on(ranks, folder, *arguments):
+    codes, printed, said = hongtu_on(ranks, folder, *arguments, "--json")
+    assert not any(codes), said
+    return json.loads(printed)
 
 
 def losses(run):
@@ -50,18 +66,17 @@ def losses(run):
 @pytest.mark.long
 def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     """Killed at some moment and resumed, a run ends with the bits of one that was not; one process resumes it, too."""
-    alone = json.loads(hongtu_on(1, "train", artifact, *OPTIONS, "--epochs", "12", "--json").stdout)
+    alone = result_on(1, tmp_path, "train", artifact, *OPTIONS, "--epochs", "12")
     run = ("train", artifact, *OPTIONS, "--save-every", "2", "--keep", "1000000")
-    done = hongtu_on(2, *run, "--epochs", "12", "--run", str(tmp_path / "whole"), "--json")
-    printed = json.loads(done.stdout)  # the first rank's, and nobody else's
+    whole = torchrun(*run, "--epochs", "12", "--run", str(tmp_path / "whole"), "--json", stdout=subprocess.PIPE)
+    printed = json.loads(whole.communicate(timeout=300)[0])  # the first rank's, and nobody else's
+    assert whole.returncode == 0
     assert printed["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert printed["test"] == pytest.approx(alone["test"], rel=1e-6)
 
     killed = tmp_path / "killed"
-    begun = subprocess.Popen(
-        command(2, *run, "--epochs", "1000000", "--run", str(killed)), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, start_new_session=True, text=True,
-    )  # fmt: skip
+    words = *run, "--epochs", "1000000", "--run", str(killed)
+    begun = torchrun(*words, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 200
     while not list(killed.glob("snapshot-4.pt")) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -75,16 +90,16 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     for path in killed.glob("snapshot-*.pt"):  # forget what came after epoch 4
         if path.name not in ("snapshot-2.pt", "snapshot-4.pt"):
             path.unlink()
-    hongtu_on(2, *run, "--epochs", "12", "--run", str(killed), "--resume")
+    result_on(2, tmp_path, *run, "--epochs", "12", "--run", str(killed), "--resume")
     assert losses(killed) == losses(tmp_path / "whole")
 
-    fetched = json.loads(hongtu_on(2, *run, "--epochs", "12", "--dependencies", "comm", "--json").stdout)
+    fetched = result_on(2, tmp_path, *run, "--epochs", "12", "--dependencies", "comm")
     assert fetched["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert fetched["bytes"]["fetch"] == fetched["bytes"]["send"] > 0 == printed["bytes"]["fetch"]
 
-    refused = hongtu_on(2, "train", artifact, "--device-memory", "1B", check=False)
-    assert refused.returncode != 0 and "the smallest that works is" in refused.stderr
-    assert "torchrun started 2" in hongtu_on(2, "info", artifact, check=False).stderr
+    codes, _, said = hongtu_on(2, tmp_path, "train", artifact, "--device-memory", "1B")
+    assert codes == [2, 2] and "the smallest that works is" in said
+    assert "torchrun started 2" in hongtu_on(2, tmp_path, "info", artifact)[2]
 
 
 def test_a_rank_that_ends_before_it_joins_is_heard(artifact):
@@ -124,7 +139,6 @@ FAILING = """
 import sys, time
 import torch
 import hongtu
-from hongtu.ranks.launch import joined
 
 class Fails(torch.nn.Module):
     calls = 0
@@ -150,8 +164,7 @@ with joined(timeout=5) as ranks:
 )  # fmt: skip
 def test_a_rank_that_is_lost_is_named_by_the_others(artifact, tmp_path, what, norm, said, layer):
     (tmp_path / "script.py").write_text(FAILING.format(what=what, norm=norm))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*torchrun, tmp_path / "script.py", artifact], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*TORCHRUN, tmp_path / "script.py", artifact], capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert re.search(rf"RankLost: {said}.*; this rank waited for it in pass 'f\w+ {layer}'", done.stderr), done.stderr
 
@@ -205,8 +218,7 @@ if sys.argv[1] == "destroyed":
 def test_the_threads_of_a_group_end_before_python_does(how, tmp_path):
     """Else one that lets go of a tensor ends the process with SIGABRT."""
     (tmp_path / "held.py").write_text(HELD)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*run, str(tmp_path / "held.py"), how], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*TORCHRUN, str(tmp_path / "held.py"), how], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -28,7 +28,7 @@ def over_all(*budgets):
     def mark(test):
         for name, of_name in reversed(values.items()):
             test = pytest.mark.parametrize(name, of_name, ids=repr if name == "model" else None)(test)
-        return pytest.mark.pairs(test)
+        return pytest.mark.every(test)
 
     return mark
 
@@ -49,6 +49,7 @@ def test_cora(model, ranks, dependencies, strategy, budget, data_graph):
     check(model, ranks, problem, budget, dependencies=dependencies, strategy=strategy)
 
 
+@pytest.mark.most(4)
 @pytest.mark.long(sample=0)
 @pytest.mark.parametrize("graph", ("ogbn-arxiv", "web-cnr-2000"))
 @over_all(None, 1.5)

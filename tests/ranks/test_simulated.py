@@ -63,6 +63,7 @@ def is_exact(found, model):
     return torch.allclose(found, expected(model), rtol=0, atol=EXACT * float(expected(model).abs().max()))
 
 
+@pytest.mark.most(4)
 @pytest.mark.parametrize("ranks", (2, 3))
 @pytest.mark.parametrize("model", SIX, ids=repr)
 def test_no_order_of_work_and_messages_changes_a_number(model, ranks, monkeypatch):

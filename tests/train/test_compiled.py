@@ -24,6 +24,7 @@ def trained(wrap, strategy):
     return training.train(hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, **options), 2)
 
 
+@pytest.mark.most(1)
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_compiled_modules_are_exact(strategy):

@@ -64,7 +64,7 @@ def reference(problem, modules, rows, make_optimizer, epochs):
     return losses, gradients, embedding.weight.detach()
 
 
-@pytest.mark.pairs
+@pytest.mark.every
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", MODELS)

@@ -17,7 +17,7 @@ from tests import problems
 from tests.faults.run import make_trainer, prepare
 from tests.neutral import pieces, write
 
-MIXTURES = 40
+MIXTURES = 16
 EPOCHS = 5
 
 
