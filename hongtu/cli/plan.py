@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_layers
 from hongtu.cli.info import check_plot
-from hongtu.cli.plan_counts import Counts, add_counts, describe_counts, read_counts
+from hongtu.cli.plan_counts import GraphCounts, add_counts, describe_counts, read_counts
 from hongtu.cli.settings import add_settings, configure
 from hongtu.cli.train import add_source, settings_of
 from hongtu.cli.train_config import ModelConfig
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
         print(tables(result) + (explanation(result) if options.explain else ""))
 
 
-def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: Counts, hardware: Hardware) -> None:
+def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: GraphCounts, hardware: Hardware) -> None:
     """Plan without a graph."""
     from hongtu.cli.plan_text import counts_table
     from hongtu.model.loss_terms import DEFAULT

@@ -35,7 +35,7 @@ NAMES = ("vertices", "edges", "features", "classes")
 
 
 @dataclass(frozen=True)
-class Counts:
+class GraphCounts:
     """Of a graph: vertices, stored edges, columns of the features, classes, and the share of train vertices."""
 
     vertices: int
@@ -46,15 +46,15 @@ class Counts:
 
 
 LIKE = {  # as published; ogbn-products with both directions of its edges
-    "ogbn-arxiv": Counts(169_343, 1_166_243, 128, 40, 0.537),
-    "ogbn-products": Counts(2_449_029, 123_718_280, 100, 47, 0.080),
-    "ogbn-papers100M": Counts(111_059_956, 1_615_685_872, 128, 172, 0.011),
-    "mag240m": Counts(121_751_666, 1_297_748_926, 768, 153, 0.009),
-    "igb-tiny": Counts(100_000, 547_416, 1024, 19),
-    "igb-small": Counts(1_000_000, 12_070_502, 1024, 19),
-    "igb-medium": Counts(10_000_000, 120_077_694, 1024, 19),
-    "igb-large": Counts(100_000_000, 1_223_571_364, 1024, 19),
-    "igb260m": Counts(269_346_174, 3_995_777_033, 1024, 19, 0.506),
+    "ogbn-arxiv": GraphCounts(169_343, 1_166_243, 128, 40, 0.537),
+    "ogbn-products": GraphCounts(2_449_029, 123_718_280, 100, 47, 0.080),
+    "ogbn-papers100M": GraphCounts(111_059_956, 1_615_685_872, 128, 172, 0.011),
+    "mag240m": GraphCounts(121_751_666, 1_297_748_926, 768, 153, 0.009),
+    "igb-tiny": GraphCounts(100_000, 547_416, 1024, 19),
+    "igb-small": GraphCounts(1_000_000, 12_070_502, 1024, 19),
+    "igb-medium": GraphCounts(10_000_000, 120_077_694, 1024, 19),
+    "igb-large": GraphCounts(100_000_000, 1_223_571_364, 1024, 19),
+    "igb260m": GraphCounts(269_346_174, 3_995_777_033, 1024, 19, 0.506),
 }
 
 
@@ -68,7 +68,7 @@ def add_counts(parser: argparse.ArgumentParser) -> None:
     add("--partitions", type=int, metavar="M", help="of such a graph (default: the profile's devices)")
 
 
-def read_counts(options: argparse.Namespace) -> Counts | None:
+def read_counts(options: argparse.Namespace) -> GraphCounts | None:
     """The counts that were typed; None where there is an artifact.
 
     Raises:
@@ -87,14 +87,14 @@ def read_counts(options: argparse.Namespace) -> Counts | None:
     if options.like is None and missing:
         raise InputError(f"{', '.join(missing)}: missing; a plan from counts needs all four, or --like NAME")
     share = {} if options.train_share is None else {"train": options.train_share}
-    counts = Counts(**typed, **share) if options.like is None else replace(LIKE[options.like], **typed, **share)
+    counts = GraphCounts(**typed, **share) if options.like is None else replace(LIKE[options.like], **typed, **share)
     least = min(counts.features, counts.classes, counts.vertices, counts.edges, options.partitions or 1)
     if least < 1 or not 0 < counts.train <= 1 or counts.vertices >= 2**31:
         raise InputError(f"{counts}: expected positive numbers, fewer than {2**31} vertices, and a share up to 1")
     return counts
 
 
-def small_graph(kind: str, counts: Counts, partitions: int, folder: Path, *, hubs: bool = True) -> Artifact:
+def small_graph(kind: str, counts: GraphCounts, partitions: int, folder: Path, *, hubs: bool = True) -> Artifact:
     """An artifact of a kind of generated graph with as many edges a vertex, of ``EDGES`` edges at most. Without
     ``hubs`` the in-edges that a vertex has too many of go to any others: in a small graph it has a larger share."""
     import numpy as np
@@ -142,7 +142,7 @@ def smaller(hardware: Hardware, times: float) -> Hardware:
 
 
 def describe_counts(
-    counts: Counts,
+    counts: GraphCounts,
     config: ModelConfig,
     hardware: Hardware,
     partitions: int,

@@ -87,7 +87,7 @@ def test_a_table_for_people_and_the_least_memory(capsys, monkeypatch):
 
 def test_hubs_are_spread_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_counts, "EDGES", 20_000)
-    counts = plan_counts.Counts(100_000, 1_000_000, 8, 4)
+    counts = plan_counts.GraphCounts(100_000, 1_000_000, 8, 4)
     made = [plan_counts.small_graph("rmat", counts, 1, tmp_path / str(hubs), hubs=hubs) for hubs in (True, False)]
     most = [artifact.manifest["statistics"]["max_in_degree"] for artifact in made]
     assert most[1] < most[0] / 2 and {artifact.num_edges for artifact in made} == {20_000}
