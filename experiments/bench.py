@@ -19,7 +19,7 @@ from experiments.gpu_check import run_all
 from experiments.prepare import generated, prepared, real_graph
 from hongtu.bench.baselines import missing
 from hongtu.bench.records import append, machine
-from hongtu.cli.stopping import terminable
+from hongtu.cli.stopping import stoppable
 
 PYTHON = sys.executable
 SMALL, LARGE = 40_000, 100_000  # vertices of generated graphs
@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     options.work = options.work or options.out / "work"
     options.work.mkdir(parents=True, exist_ok=True)
-    with terminable():
+    with stoppable():
         failed = run_parts(options)
     if failed:
         sys.exit(f"bench: failed: {', '.join(failed)}; see {options.out}/*.log")

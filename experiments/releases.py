@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.bench.records import append, machine
-from hongtu.cli.stopping import terminable
+from hongtu.cli.stopping import stoppable
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOWER = 1.1
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["gcn", "sage", "gat"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with terminable(), tempfile.TemporaryDirectory() as work:
+    with stoppable(), tempfile.TemporaryDirectory() as work:
         rows = measured(options, Path(work))
     for row in rows:
         print(f"{row['what']:<14} {row['before']:8.3f} s  {row['now']:8.3f} s  {row['ratio']:5.2f}x")

@@ -9,6 +9,7 @@ import functools
 import gc
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ _THREADS = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUN
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("MKL_NUM_THREADS", str(max(1, _THREADS)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:  # a shell has background jobs ignore one, `nohup` the other
+        signal.signal(_number, _handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start would compile every source again
 
 # HYPOTHESIS_PROFILE=thorough searches further, with a new seed each time. Compiling a kernel makes the first example

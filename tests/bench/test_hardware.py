@@ -99,7 +99,7 @@ def test_bad_profile_files(text, message, tmp_path):
 
 
 def test_unknown_profile_names_the_known_ones():
-    with pytest.raises(InputError, match=r"cpu, a100x4, h200.*doctor --measure"):
+    with pytest.raises(InputError, match=r"cpu, a100x4, a5000, h200.*doctor --measure"):
         load_hardware("abacus")
 
 

@@ -181,14 +181,6 @@ def test_the_command_refuses_a_directory_that_may_not_be_written_to(tmp_path, mo
 # ---------------------------------------------------------------------------------------------------------- signals
 
 
-@pytest.fixture
-def heard():
-    """A shell has background jobs ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code", "words"),
@@ -198,9 +190,7 @@ def heard():
         (signal.SIGHUP, 129, "stopped by SIGHUP"),
     ],
 )
-def test_a_signal_ends_the_command_and_resuming_loses_nothing(
-    number, code, words, heard, tmp_path, monkeypatch, capsys
-):
+def test_a_signal_ends_the_command_and_resuming_loses_nothing(number, code, words, tmp_path, monkeypatch, capsys):
     assert main(command(tmp_path / "whole")) == 0
     before = signal.getsignal(signal.SIGTERM)
 
@@ -226,7 +216,7 @@ def test_a_signal_without_a_run_directory_says_what_is_lost(monkeypatch, capsys)
     assert "1 epochs were trained and are lost: --run DIR keeps snapshots" in capsys.readouterr().err
 
 
-def test_signals_wait_for_the_step_and_the_snapshot(heard, tmp_path, monkeypatch, capsys):
+def test_signals_wait_for_the_step_and_the_snapshot(tmp_path, monkeypatch, capsys):
     """The first inside the optimizer's step; the others while the snapshot is written."""
     assert main(command(tmp_path / "whole")) == 0
     step, write = torch.optim.Adam.step, snapshot.torch.save

@@ -35,7 +35,7 @@ class Noted(dict):
 
 def counted(model, grain, strategy, monkeypatch):
     """Of device 0 in two epochs: its most bytes, those of them that layers took, and how these came and went."""
-    monkeypatch.setattr(Sample, "takes", lambda *_: True)
+    monkeypatch.setattr(Sample, "takes", lambda *_, **__: True)
     options = {"device": simulated(), "strategy": strategy, "detect_anomaly": False}
     trainer = training.make_trainer(model, problems.awkward(), grain, **options)
     trainer.train_epoch()

@@ -76,19 +76,11 @@ def test_a_failing_run_leaves_nothing(error, code, source, tmp_path, monkeypatch
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-@pytest.fixture
-def heard():
-    """A shell has background jobs ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGHUP, 129, "SIGHUP")],
 )
-def test_every_signal_leaves_what_is_finished(number, code, words, heard, source, tmp_path, monkeypatch, capsys):
+def test_every_signal_leaves_what_is_finished(number, code, words, source, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "_write", lambda *_: os.kill(os.getpid(), number))
         assert preprocess(source, tmp_path / "out") == code
@@ -98,14 +90,14 @@ def test_every_signal_leaves_what_is_finished(number, code, words, heard, source
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["in", "out"]
 
 
-def test_an_interrupt_before_anything_is_finished_leaves_nothing(heard, source, tmp_path, monkeypatch):
+def test_an_interrupt_before_anything_is_finished_leaves_nothing(source, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.preprocess.read.read_input", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert preprocess(source, tmp_path / "out") == 130
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("line", range(1, 9))
-def test_an_interrupt_as_the_workspace_is_left_leaves_nothing_of_it(line, heard, source, tmp_path):
+def test_an_interrupt_as_the_workspace_is_left_leaves_nothing_of_it(line, source, tmp_path):
     """Also before signals wait for what is done there."""
     left = [line]
 

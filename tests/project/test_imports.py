@@ -144,3 +144,35 @@ def test_graphs_preprocessing_plans_and_kernels_run_without_torch(tmp_path):
         env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
+
+
+def names_of(path):
+    """What a module has at its top, whatever of it runs."""
+    found = {file.stem for file in path.parent.glob("*.py")} if path.name == "__init__.py" else set()
+    found |= {folder.name for folder in path.parent.iterdir() if folder.is_dir()} if found else set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {name.asname or name.name for name in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def test_whatever_is_imported_of_the_project_is_there():
+    """In experiments, too, which few tests run."""
+    known, missing = {}, []
+    for path in [*ROOT.glob("experiments/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
+            if module is None or module.split(".")[0] not in ("hongtu", "experiments", "tests"):
+                continue
+            file = ROOT.joinpath(*module.split("."))
+            file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+            if file not in known:
+                known[file] = names_of(file) if file.is_file() else None
+            names = {name.name for name in node.names}
+            if known[file] is None or ("__getattr__" not in known[file] and not names <= known[file]):
+                missing.append(f"{path.relative_to(ROOT)}: {module} {sorted(names)}")
+    assert not missing
