@@ -864,7 +864,6 @@ REFUSED = {
     "fill value": (lambda: pyg.GATv2Conv(4, 8, edge_dim=2, fill_value="add"), "GATv2Conv has .*'mean' or a number"),
     "pair": (lambda: pyg.GATConv((4, 4), 8), "GATConv: in_channels as a pair"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
-    "other model": (lambda: pyg.AGNNConv(), r"PyGLayer\(AGNNConv\).*hongtu.nn.Layer"),
     "one term": (lambda: pyg.ChebConv(4, 8, K=1), "at least 2 terms; the first alone is torch.nn.Linear"),
     "no hops": (lambda: pyg.TAGConv(4, 8, K=0), "0 hops, expected at least 1"),
     "edges that are drawn": (lambda: OfEdges("drawn"), r"calls dropout_path, .*utils.dropout_edge\(edge_index, p,"),
