@@ -89,7 +89,8 @@ def drop_register(p, rng):
         k = int(rng.choice(found))
         x = compute.body[k]
         if x.drops and rng.random() < 0.7:
-            kept = tuple(name for name in x.drops if name != rng.choice(x.drops))
+            left = str(rng.choice(x.drops))
+            kept = tuple(name for name in x.drops if name != left)
             return changed_body(
                 p, lambda body: (*body[:k], replace(x, drops=kept), *body[k + 1 :])
             ), f"{x.kernel} drops"
