@@ -29,13 +29,13 @@ class WorkspaceTracker(Operations):
 
     Attributes:
         peak: the highest number of live bytes so far.
-        grown: by how many they grew at most since the mode was entered last.
+        before, recent: the live bytes when the mode was entered last, and the most since.
         substituted: since then, how many operations something else was called for.
     """
 
     def __init__(self, on_growth: Callable[[int], None], substitutes: Substitutes = NONE) -> None:
         super().__init__()
-        self.peak = self.substituted = self._before = self._recent = 0
+        self.peak = self.substituted = self.before = self.recent = 0
         self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -46,13 +46,9 @@ class WorkspaceTracker(Operations):
         return self if counted or (substitutes and self._substitutes) else None
 
     def __enter__(self) -> WorkspaceTracker:
-        self._before = self._recent = self.live
+        self.before = self.recent = self.live
         self.substituted = 0
         return super().__enter__()
-
-    @property
-    def grown(self) -> int:
-        return self._recent - self._before
 
     def reached(self, nbytes: int) -> None:
         """So many bytes were live, while operations ran that were not counted."""
@@ -84,7 +80,7 @@ class WorkspaceTracker(Operations):
         # it is forgotten without a line of Python: an interrupt in one would be lost, and the bytes count for ever
         self._known[key] = (weakref.ref(storage, partial(self._known.pop, key)), nbytes)
         live = self.live
-        self.peak, self._recent = max(self.peak, live), max(self._recent, live)
+        self.peak, self.recent = max(self.peak, live), max(self.recent, live)
         self._on_growth(live)
 
     @property
@@ -108,14 +104,14 @@ class Sample:
     """Which chunks of a pass are counted: counting takes as long as the operations of a small chunk.
 
     All are the first time that they run; where a budget stands also the one that took the most, and of the others every
-    so manieth in turn. The others take what they took when they were counted.
+    so manieth in turn. The others take the most that they took when they were counted.
     """
 
     EVERY = 32
 
     def __init__(self) -> None:
         self._runs: Counter[tuple[str, int]] = Counter()
-        self._took: dict[tuple[str, int], int] = {}  # bytes, by pass and chunk
+        self._took: dict[tuple[str, int], tuple[int, int]] = {}  # by pass and chunk: bytes in all, and more than before
         self._most: dict[str, tuple[int, int]] = {}  # by pass, bytes and chunk
         self._substituting: set[str] = set()  # passes
 
@@ -124,9 +120,11 @@ class Sample:
         runs = self._runs[name, chunk]
         return runs == 0 or (runs + chunk) % self.EVERY == 0 or (most and chunk == self._most[name][1])
 
-    def took(self, name: str, chunk: int) -> int:
-        """The bytes that a chunk took in a pass when it was counted last."""
-        return self._took[name, chunk]
+    def took(self, name: str, chunk: int, live: int) -> int:
+        """The bytes that are live at most where a chunk is not counted in a pass. What one that was not counted leaves
+        to the next is not known: with it, it is at least what it was."""
+        whole, beyond = self._took[name, chunk]
+        return max(whole, live + beyond)
 
     def substitutes(self, name: str) -> bool:
         """Whether a chunk that was counted in a pass had an operation that something else was called for."""
@@ -136,10 +134,11 @@ class Sample:
         """One has run that was not counted."""
         self._runs[name, chunk] += 1
 
-    def counted(self, name: str, chunk: int, nbytes: int, *, substituted: bool) -> None:
-        """One has run that took so many bytes."""
+    def counted(self, name: str, chunk: int, nbytes: int, *, before: int = 0, substituted: bool) -> None:
+        """One has run with so many bytes live at most, of which some were live ``before``."""
         self.ran(name, chunk)
-        self._took[name, chunk] = nbytes
+        whole, beyond = self._took.get((name, chunk), (0, 0))
+        self._took[name, chunk] = max(whole, nbytes), max(beyond, nbytes - before)
         if name not in self._most or nbytes > self._most[name][0]:
             self._most[name] = nbytes, chunk
         if substituted:

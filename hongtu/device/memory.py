@@ -209,10 +209,11 @@ class DeviceMemory(ABC):
         with self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name)) or nullcontext():
             yield
         if counted:
-            self._sample.counted(name, chunk, self._workspace.grown, substituted=self._workspace.substituted > 0)
+            taken = self._workspace
+            self._sample.counted(name, chunk, taken.recent, before=taken.before, substituted=taken.substituted > 0)
         else:
             self._sample.ran(name, chunk)
-            self._workspace.reached(live + self._sample.took(name, chunk))
+            self._workspace.reached(self._sample.took(name, chunk, live))
         self.traffic.seconds["compute"] += perf_counter() - start
 
     def recognize(self, tensor: Tensor, what: int | str) -> None:
