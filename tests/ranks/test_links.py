@@ -12,7 +12,7 @@ from hongtu.hardware import CPU
 from hongtu.ranks import links
 from hongtu.ranks.fabric import load_fabric, over
 from hongtu.ranks.together import Alone
-from tests.ranks.test_processes import hongtu_on
+from tests.ranks.test_processes import result_on
 from tests.ranks.turns import TurnRanks, run_ranks
 
 MEGA = 1e6
@@ -72,7 +72,7 @@ def test_a_process_alone_has_nothing_to_measure(capsys):
 @pytest.mark.long
 def test_torchrun_measures(tmp_path):
     file = tmp_path / "topology.json"
-    said = json.loads(hongtu_on(2, "doctor", "--measure-links", str(file), "--json").stdout)
+    said = result_on(2, tmp_path, "doctor", "--measure-links", str(file))
     assert said == json.loads(file.read_text())
     assert min(said["hops"].values()) > 0
     with pytest.raises(InputError, match="no path for"):

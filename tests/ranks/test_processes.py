@@ -139,6 +139,7 @@ FAILING = """
 import sys, time
 import torch
 import hongtu
+from hongtu.ranks.launch import joined
 
 class Fails(torch.nn.Module):
     calls = 0
