@@ -127,7 +127,7 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
     chosen = {split: np.zeros(vertices, dtype=bool) for split in SPLITS}
     for name, mask in (raw.masks or {}).items():
         mask = of_numbers(mask, vertices, raw.name(name))
-        good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices
+        good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices and len(mask) > 0
         remedy = "save one value for each vertex"
         if mask.ndim == 2 and mask.shape[0] == vertices:
             remedy = "save its .T, and say which split by --split 0"

@@ -234,6 +234,7 @@ MALFORMED = {
     "a fraction of Python's": ("edges.csv", b"u,v,weight\n0,1,1_0\n", [], ["edges.csv: line 2: weight '1_0'"]),
     "a hidden zero": ("edges.csv", b"u,v,weight\n0,1,1\x00\n", [], ["edges.csv: line 2: a zero byte"]),
     "no text": ("edges.txt", b"# \xff\na b\n\xff a\n", ["--relabel"], ["edges.txt: line 3: id", "is not UTF-8"]),
+    "a name that is no text": ("edges.csv", b"u\xff,v\n0,1\n", [], ["edges.csv: line 1: 'u\ufffd v' is not UTF-8"]),
     "no edges": ("edges.txt", b"# only\n\n", [], ["edges.txt has no edges: a graph of 0 vertices"]),
     "an endless line": ("edges.txt", b"1" * (17 << 20), [], ["edges.txt: line 1: longer than 4194304 bytes"]),
     "matrix line": ("edges.mtx", market("pattern general", "3 3 1", "2 1 9"), [], ["edges.mtx: line 3: 3 columns"]),

@@ -231,6 +231,7 @@ REFUSED = {
         ["--split", "2"],
         ["train_mask.npy: 2 splits, but --split is 2"],
     ),
+    "no split": (replaced(train_mask=np.ones((0, 24), bool)), None, [], ["train_mask.npy: bool of shape (0, 24)"]),
     "split of one": (pieces(), None, ["--split", "1"], ["one split only, but --split is 1"]),
     "zero vertices": (
         replaced(features=np.zeros((0, 3), np.float32)),

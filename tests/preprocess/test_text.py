@@ -125,6 +125,7 @@ FORMS = {
     "return.csv": "src,dst\r0,1\r1,2", "both.csv": "src,dst\r\n0,1\r\n1,2\r\n", "mixed.txt": "0 1\r1 2\n",
     "quoted.csv": '"src","dst"\n"0","1"\n1, "2"\n', "index.csv": ",src,dst\n0,0,1\n1,1,2\n",
     "r.csv": '"","src","dst"\n"1",0,1\n"2",1,2\n', "mark.csv": "\ufeffsrc,dst\n0,1\n1,2\n",
+    "tabs.csv": "src\t,\tdst\n0\t,1\n1, \t2 \t\n", "spaces.tsv": "0 \t 1\n1 \t 2 \n",
     "gz.txt.gz": gzip.compress(b"0\t1\r\n1\t2"),
 }  # fmt: skip
 

@@ -53,9 +53,11 @@ def split(text, delimiter, wanted, count, comments):
                     return spans, lines, passed, line, QUOTED, column
                 at += 1
             end = at
-            while end > start and (text[end - 1] == SPACE or text[end - 1] == RETURN):
+            while end > start and (
+                text[end - 1] == SPACE or text[end - 1] == RETURN or (text[end - 1] == TAB and delimiter != TAB)
+            ):
                 end -= 1
-            while start < end and text[start] == SPACE:
+            while start < end and (text[start] == SPACE or (text[start] == TAB and delimiter != TAB)):
                 start += 1
             for k in range(3):
                 if wanted[k] == column:

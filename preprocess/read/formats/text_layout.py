@@ -116,8 +116,16 @@ class Head(NamedTuple):
     as_text: bool
 
     def words(self) -> list[str]:
-        """Those of the first line."""
-        return [word.decode(errors="replace") for word in self.rows[0]] if self.rows else []
+        """Those of the first line.
+
+        Raises:
+            InputError: when they are not UTF-8.
+        """
+        try:
+            return [word.decode() for word in self.rows[0]] if self.rows else []
+        except UnicodeDecodeError:
+            shown = b" ".join(self.rows[0]).decode(errors="replace")[:40]
+            raise InputError(f"{self.path}: line {self.number}: {shown!r} is not UTF-8; convert the file") from None
 
 
 def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) -> Columns:
@@ -217,9 +225,12 @@ def split_line(line: bytes, delimiter: int) -> list[bytes]:
 
     >>> split_line(b' "a", b c', ord(",")), split_line(b"a  b", 0)
     ([b'a', b'b c'], [b'a', b'b'])
+    >>> split_line(b"a\\t,\\tb", ord(","))
+    [b'a', b'b']
     """
-    plain = unquote(line.strip(b" " if delimiter == ord("\t") else b" \t") + b"\n", delimiter)[:-1]
-    return [word.strip(b" ") for word in (plain.split(bytes([delimiter])) if delimiter else plain.split())]
+    white = b" " if delimiter == ord("\t") else b" \t"
+    plain = unquote(line.strip(white) + b"\n", delimiter)[:-1]
+    return [word.strip(white) for word in (plain.split(bytes([delimiter])) if delimiter else plain.split())]
 
 
 def unquote(data: bytes, delimiter: int) -> bytes:
