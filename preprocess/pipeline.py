@@ -121,7 +121,9 @@ def _expect(sizes: read.Sizes, config: PreprocessConfig, work: Workspace) -> Non
     """Refuse a graph that neither ``--memory`` nor the disk can hold, before it is read; of a large one say what it
     takes, and what there is."""
     edges, m = sizes.edges * (1 + config.undirected), config.grain(sizes.vertices)[0]
-    needed, _ = _memory(config, sizes.vertices, edges, m, sizes.labels, lean=not (config.undirected or sizes.beside))
+    partitioner, _ = partition.choose_partitioner(config.partitioner, edges)
+    lean = not (config.undirected or sizes.beside)
+    needed, _ = _memory(config, sizes.vertices, edges, partitioner if m > 1 else "", sizes.labels, lean=lean)
     both = 4 * sizes.width * sizes.vertices + sizes.beside
     disk = sizes.unpacked + max(16 * sizes.edges, 8 * edges + both)  # edges in two forms, or the artifact beside one
     free, available = shutil.disk_usage(work.scratch).free, available_bytes()
@@ -139,17 +141,18 @@ def _expect(sizes: read.Sizes, config: PreprocessConfig, work: Workspace) -> Non
 
 
 def _memory(
-    config: PreprocessConfig, vertices: int, edges: int, partitions: int, labels: int, *, lean: bool
+    config: PreprocessConfig, vertices: int, edges: int, partitioner: str, labels: int, *, lean: bool
 ) -> tuple[int, int]:
     """Bytes that preprocessing takes at most: as asked, and with the options that take the least.
+
+    Args:
+        partitioner: the one to use; "": none, for one partition.
 
     Raises:
         InputError: when that is more than ``--memory``.
     """
-    partitioner, _ = partition.choose_partitioner(config.partitioner, edges)
     orders = order.candidates(edges) if config.order == "auto" else [config.order]
-    asked = partitioner if partitions > 1 else ""
-    needed = memory.predicted_peak(vertices, edges, asked, orders, lean=lean, labels=labels)
+    needed = memory.predicted_peak(vertices, edges, partitioner, orders, lean=lean, labels=labels)
     smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], lean=lean, labels=labels)
     memory.check_limit(config.memory, needed, smallest)
     return needed, smallest
@@ -160,8 +163,9 @@ def _plan(raw: dict[str, Any], partitions: int, config: PreprocessConfig, work: 
     edges = raw["input_edges"] * (1 + config.undirected)
     lean = not config.undirected and not any(name in raw for name in BESIDE_EDGES)
     labels = raw["labels"].nbytes
-    work.predicted, smallest = _memory(config, raw["vertices"], edges, partitions, labels, lean=lean)
     partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
+    asked = partitioner if partitions > 1 else ""
+    work.predicted, smallest = _memory(config, raw["vertices"], edges, asked, labels, lean=lean)
     for advice in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
         if advice:
             note(advice)

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from hongtu.plan.execution import ExecutionPlan
 
 EDGES, ROWS = 250_000, 24  # of a small graph at most, and vertices of its chunks at least
-HUB, OFTEN = (
-    500,
-    8,
-)  # where a vertex's in-edges do not fit, it has one in so many of V at most, or so many times the mean
+# where a vertex's in-edges do not fit, it has one in so many of V at most, or so many times the mean
+HUB, OFTEN = 500, 8
 NAMES = ("vertices", "edges", "features", "classes")
 
 

@@ -29,13 +29,13 @@ class WorkspaceTracker(Operations):
 
     Attributes:
         peak: the highest number of live bytes so far.
-        before, recent: the live bytes when the mode was entered last, and the most since.
+        recent: the most live bytes since the mode was entered last.
         substituted: since then, how many operations something else was called for.
     """
 
     def __init__(self, on_growth: Callable[[int], None], substitutes: Substitutes = NONE) -> None:
         super().__init__()
-        self.peak = self.substituted = self.before = self.recent = 0
+        self.peak = self.recent = self.substituted = 0
         self._on_growth, self._substitutes, self._counts = on_growth, substitutes, True
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -46,8 +46,7 @@ class WorkspaceTracker(Operations):
         return self if counted or (substitutes and self._substitutes) else None
 
     def __enter__(self) -> WorkspaceTracker:
-        self.before = self.recent = self.live
-        self.substituted = 0
+        self.recent, self.substituted = self.live, 0
         return super().__enter__()
 
     def reached(self, nbytes: int) -> None:

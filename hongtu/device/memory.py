@@ -210,7 +210,7 @@ class DeviceMemory(ABC):
             yield
         if counted:
             taken = self._workspace
-            self._sample.counted(name, chunk, taken.recent, before=taken.before, substituted=taken.substituted > 0)
+            self._sample.counted(name, chunk, taken.recent, before=live, substituted=taken.substituted > 0)
         else:
             self._sample.ran(name, chunk)
             self._workspace.reached(self._sample.took(name, chunk, live))

@@ -203,16 +203,16 @@ class Instructions:
             device.move_rows("load", self._host_rows(x.src, device), rows, device.buffer(x.dst.tensor), slots)
 
     def pull(self, x: Copy) -> None:
-        for device, peers, source, target in self._by_peer(x, x.src, x.dst):
-            device.move_rows("pull", peers[1], source, device.buffer(x.dst.tensor), target)
+        for device, (_, rows), source, target in self._by_peer(x.src, x.dst):
+            device.move_rows("pull", rows, source, device.buffer(x.dst.tensor), target)
 
     def push(self, x: Copy) -> None:
         assert x.contended is not None
-        for device, (peer, rows), target, source in self._by_peer(x, x.dst, x.src):
+        for device, (peer, rows), target, source in self._by_peer(x.dst, x.src):
             contended = (self._batch, peer) in x.contended.pairs
             device.push_rows(device.buffer(x.src.tensor), source, rows, target, contended=contended)
 
-    def _by_peer(self, x: Copy, theirs: Ref, own: Ref) -> Iterator[tuple[Device, tuple[int, Tensor], Tensor, Tensor]]:
+    def _by_peer(self, theirs: Ref, own: Ref) -> Iterator[tuple[Device, tuple[int, Tensor], Tensor, Tensor]]:
         """For every device each peer with its cache, and the slots there and here."""
         assert isinstance(own.rows, Picked)
         there, here = self._at(theirs), self._at(own)
@@ -243,22 +243,19 @@ class Instructions:
 
     # ------------------------------------------------------------------------------------------------------ the disk
 
-    def recall(self, x: Copy) -> None:
-        self._on_disk(x.src, "recall")
-
-    def spill(self, x: Copy) -> None:
-        self._on_disk(x.dst, "spill")
-
-    def _on_disk(self, there: Ref, verb: str) -> None:
+    def _on_disk(self, x: Copy) -> None:
         """Of every device a bucket, or of every chunk its rows, if they are there."""
+        there = x.there
         if isinstance(there.rows, Bucket):
-            move = getattr(self.disk, f"{verb}_bucket")
+            move = getattr(self.disk, f"{x.verb}_bucket")
             for i, device in enumerate(self.devices):
                 device.streams.disk.run(partial(move, there, device, i, self._batch, self._turn.set))
             return
         for chunk in self._chunks:
             if not chunk.in_memory(there.kept):
-                chunk.device.streams.disk.run(partial(getattr(self.disk, verb), there, chunk.bare()))
+                chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), there, chunk.bare()))
+
+    recall = spill = _on_disk
 
     # -------------------------------------------------------------------------------------------------------- chunks
 

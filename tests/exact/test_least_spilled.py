@@ -39,7 +39,7 @@ def uses(plan, epochs):
             for x in (*p.recalls, *p.body):
                 if x.verb not in ("recall", "spill"):
                     continue
-                there = x.src if x.verb == "recall" else x.dst
+                there = x.there
                 if isinstance(there.rows, Bucket):
                     for i in range(plan.topology.partitions):
                         step += [(there.tensor, row) for row in there.rows.picks.column("row", i, batch).tolist()]

@@ -32,6 +32,7 @@ class _Body:
         self.structure = tuple(plan.needs(p).structure)
         self.of_rows = tuple(name for name in self.structure if name in OF_ROWS)
         self.pruned = plan.view(p).active is not None
+        self.block = (*self.structure, *("active",) * (plan.needs(p).identity and self.pruned))
         self.picks = ("row_in_chunk",) * self.pruned
 
     def opening(self) -> Iterator[Call]:
@@ -141,8 +142,7 @@ class _Body:
             )  # fmt: skip
 
     def _aggregate(self, *, graph: bool) -> Call:
-        arrays = (*self.structure, *("active",) * (self.plan.needs(self.p).identity and self.pruned))
-        return call("aggregate", "z", *self.p.s, gives="a", arrays=arrays, layer=self._layer, graph=graph)
+        return call("aggregate", "z", *self.p.s, gives="a", arrays=self.block, layer=self._layer, graph=graph)
 
     def _cache(self, access: Literal["read"] | Stores) -> Ref:
         """The slots of the chunk's sources."""
@@ -175,8 +175,9 @@ class _Body:
         assert shape is not None
         if shape.reduce is not None:
             return call("transpose_sum", *self._matrix, base, at=cache, mean=shape.reduce == "mean")
-        arrays = self._aggregate(graph=False).arrays
-        return call("transpose_aggregate", base, at=cache, arrays=arrays, layer=self._layer, z=shape.z, s=self._columns)
+        return call(
+            "transpose_aggregate", base, at=cache, arrays=self.block, layer=self._layer, z=shape.z, s=self._columns
+        )
 
     def _write_sum(self, name: str, parts: tuple[str, ...]) -> Iterator[Call]:
         """Of registers; zeros without any."""

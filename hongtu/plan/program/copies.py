@@ -18,12 +18,8 @@ from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Given, Laid, Summed
 from hongtu.plan.program.operands import Exchanged, flushed, stores, transfers_of, value_cache, where
 from hongtu.plan.program.rows import FRONT, OfChunk, Picked, Picks, Selection, SlotsOfSources, SparsePart
 
-HOST_ROWS = (
-    "ids",
-    "statistics",
-    "factors",
-    "edge_id_start",
-)  # arrays of a chunk's structure that are rows of host tensors
+# arrays of a chunk's structure that are rows of host tensors
+HOST_ROWS = ("ids", "statistics", "factors", "edge_id_start")
 
 
 def bring(src: Ref, dst: Ref | None = None, link: Link = "topology", *, in_place: bool = False) -> Copy:

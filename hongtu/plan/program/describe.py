@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import ARRAYS, Call, Ref
@@ -81,7 +80,7 @@ class Described:
         return Line(what, (x.crossing.rows,), nbytes=x.crossing.rows * self._row_bytes(x.tensor))
 
     def _copy(self, x: moves.Copy) -> Line:
-        moved = x.dst if x.verb == "spill" else x.src
+        moved = x.there
         rows, nbytes, notes = self._lengths(moved.rows), None, list[str]()
         if x.link == "disk":
             notes += ["added up"] * (isinstance(moved.rows, Summed) and not moved.rows.straight)
@@ -119,8 +118,8 @@ class Described:
 
     def _settings(self, x: Call) -> str:
         """Of a kernel, its other arguments, and whether it stores or adds."""
-        plain = {k: v for k, v in x.settings.items() if not isinstance(v, Kept | tuple) and v is not False}
-        said = [k if v is True else f"{k} {v}" for k, v in plain.items() if v is not None]
+        plain = {k: v for k, v in x.settings.items() if not isinstance(v, tuple) and v is not False}
+        said = [k if v is True else f"{k} {v}" for k, v in plain.items()]
         if x.at is not None and x.at.where != "host" and x.takes and isinstance(x.at.access, Stores):
             said.insert(0, self._stores(x.at))
         drops = ", ".join(name for name in x.drops if name not in ARRAYS)

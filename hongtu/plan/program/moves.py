@@ -138,6 +138,11 @@ class Copy(Instruction):
         return ON[self.link]
 
     @property
+    def there(self) -> Ref:
+        """What is on the disk, of a copy that comes from it or goes to it."""
+        return self.dst if self.verb == "spill" else self.src
+
+    @property
     def moved(self) -> str:
         """The buffer or tensor whose rows have the bytes of those that move: a device's, but for a chunk's results."""
         return (self.src if self.link in ("flush", "write", "push") else self.dst).tensor

@@ -49,7 +49,7 @@ def disk_bytes(p: PassProgram, device: int, width: Mapping[str, int], itemsize: 
     found = {"recall": 0, "spill": 0}
     for x in p.around:
         if isinstance(x, moves.Copy) and x.link == "disk":
-            there = x.src if x.verb == "recall" else x.dst
+            there = x.there
             assert isinstance(there.rows, OnDisk) and there.kept is not None
             item = 4 if there.rows is ARTIFACT else itemsize  # the artifact has 4-byte numbers
             found[x.verb] += there.rows.moved(p.view, device, there.kept) * width[there.tensor] * item

@@ -69,9 +69,10 @@ def open_papers(path: Path, config: PreprocessConfig, reading: Reading) -> RawGr
     raw.blocks = blocks
     if beside is not None and not config.labels:
         raw.names["labels"] = str(folder / "paper" / beside)
-        raw.labels = _labels(folder / "paper" / beside, vertices, of_igb)
+        known = LABELLED.get(vertices, {}).get(beside, vertices)
+        raw.labels = _labels(folder / "paper" / beside, known, of_igb)
         if not config.random_split:
-            raw.masks = _igb_split(raw.labels, LABELLED.get(vertices, {}).get(beside, vertices)) if of_igb else None
+            raw.masks = _igb_split(raw.labels, known) if of_igb else None
             split = path / "split_dict.pt"
             if not of_igb and split.is_file():
                 raw.masks = masks_of(read_arrays(split), split, vertices)
@@ -91,10 +92,9 @@ def _numbers(file: Path, width: int, of_igb: bool) -> np.ndarray:
     return np.memmap(file, np.float32, "r", shape=(file.stat().st_size // (4 * width), width))
 
 
-def _labels(file: Path, vertices: int, of_igb: bool) -> np.ndarray:
-    """float32 or integers [V], of which those after the last that has a label are none."""
+def _labels(file: Path, known: int, of_igb: bool) -> np.ndarray:
+    """float32 or integers [V], of which only so many have a label, the first."""
     labels = np.array(_numbers(file, 1, of_igb)).reshape(-1)
-    known = LABELLED.get(vertices, {}).get(file.name, vertices)
     if known < len(labels):
         labels = labels.astype(np.float32)
         labels[known:] = np.nan
