@@ -26,6 +26,7 @@ from hongtu.parallel import parallel_for
 
 LOOPS, ARRAYS = 300_000, 100_000_000  # elements that plain loops, and plain operations on arrays, are given in all
 AT_ONCE = 5_000_000  # elements in one call: operations on arrays take several times the memory of compiled loops
+SMALL = 1 << 16  # edges and vertices of a graph up to which plain kernels take no longer than compiling
 ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
 
 seconds: dict[str, float] = {}  # that compiling took in this process, by kernel, without the kernels that it calls

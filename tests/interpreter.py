@@ -380,7 +380,10 @@ class Chunk:
         a[...] = self.matrix(start, source, slots, weight, mean) @ self.at.memory(self.i, at.tensor)[slots]
         return a
 
-    def transpose_sum(self, start, source, slots, weight, grad, at, mean):
+    def sort_edges(self, *arrays, mean):
+        """In the order of their sources: nobody here looks at it."""
+
+    def transpose_sum(self, start, source, slots, weight, grad, *order, at, mean):
         self.add_to_cache(slots, self.matrix(start, source, slots, weight, mean).T @ grad, at)
 
     def add_to_cache(self, slots, rows_SF, at):

@@ -132,12 +132,25 @@ class Body:
             kernels_for(cache).csc_aggregate(self._known(indptr), source, slots, weight, mean, cache, a)
         return (a,)
 
+    def sort_edges(
+        self, indptr: Tensor, source: Tensor, weight: Tensor | None, start: Tensor, destination: Tensor,
+        scale: Tensor | None = None, *, mean: bool,
+    ) -> None:  # fmt: skip
+        """Put the edges in the order of their sources, for ``transpose_sum``."""
+        weight, scale = (self.at.no_weights if x is None else x for x in (weight, scale))
+        kernels_for(weight).order_by_source(indptr, source, weight, mean, start[None], destination, scale)
+
     def transpose_sum(
-        self, indptr: Tensor, source: Tensor, slots: Tensor, weight: Tensor | None, grad: Tensor, at: Ref, *, mean: bool
-    ) -> None:
-        """Add A^T of a gradient to the cache, A as in ``sum``."""
+        self, indptr: Tensor, source: Tensor, slots: Tensor, weight: Tensor | None, grad: Tensor, *order: Tensor,
+        at: Ref, mean: bool,
+    ) -> None:  # fmt: skip
+        """Add A^T of a gradient to the cache, A as in ``sum``; ``order``: what ``sort_edges`` made."""
         cache, weight = self.device.buffer(at.tensor), self.at.no_weights if weight is None else weight
         kernels = kernels_for(grad)
+        if order:
+            start, destination, scale = (*order, self.at.no_weights)[:3]
+            kernels.add_by_source(start, destination, slots, scale, plain_rows(grad), cache)
+            return
         kernels.csc_aggregate_transpose(self._known(indptr), source, slots, weight, mean, plain_rows(grad), cache)
 
     def _known(self, indptr: Tensor) -> Tensor:

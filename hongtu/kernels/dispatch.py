@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor, cuda, empty, uint8
 
 from hongtu import compiled
+from hongtu.compiled import SMALL
 from hongtu.cuda_ext.arguments import HUB as HUB  # in-edges above which CUDA kernels cut a destination into slices
 from hongtu.cuda_ext.arguments import has_no_hub as has_no_hub
 from hongtu.cuda_ext.arguments import has_rows
@@ -28,7 +29,6 @@ from hongtu.hardware import LANE, padded
 from hongtu.kernels import attention, gates, graph_attention, reductions, reference, rows, sums, transposes
 
 T = TypeVar("T")
-SMALL = 1 << 16  # edges and vertices of a graph up to which plain kernels take no longer than compiling
 
 
 class Kernels(Protocol):

@@ -66,6 +66,16 @@ def test_cora_with_all_features(model, data_graph):
     check(model, problems.planetoid(data_graph("planetoid-cora")), (4, 8), epochs=2)
 
 
+@pytest.mark.parametrize("weighted", (False, True))
+@pytest.mark.parametrize("model", [m for m in SIX if m.name in ("gcn", "sage", "gin")], ids=repr)
+def test_edges_that_stay_in_the_order_of_their_sources(model, weighted, monkeypatch):
+    monkeypatch.setattr("hongtu.plan.search.planner.SMALL", 0)
+    problem = problems.directed_weighted() if weighted else problems.awkward()
+    for grain in ((1, 7), (2, 3)):
+        trainer = check(model, problem, grain, epochs=2)
+        assert trainer.plan.choice.ordered and trainer.plan.edge_orders
+
+
 @pytest.mark.every
 @pytest.mark.long
 @strategies

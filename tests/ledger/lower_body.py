@@ -124,6 +124,9 @@ class Body:
     def sum(self, x: moves.Call) -> Iterator[Op]:
         yield Call("sum", (self._at(x), *self._refs(x.takes[:-1])), self._refs(x.gives), self.space)
 
+    def sort_edges(self, x: moves.Call) -> Iterator[Op]:
+        yield Call("sort_edges", self._refs(x.takes[:3]), self._refs(x.takes[3:]), self.space)
+
     def gather_moments(self, x: moves.Call) -> Iterator[Op]:
         moments = Ref("moments", self.space)
         yield Call("gather_moments", (*self._refs(x.takes), moments), (moments,), self.space)

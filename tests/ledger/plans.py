@@ -103,6 +103,7 @@ PLANS: dict[str, Callable[[], ExecutionPlan]] = {
     "fused": lambda: plan(tiny.GAT, fuse=True, staging=1, scripts=False),
     "fused, in a budget": lambda: plan(tiny.GCN, sizes=(1, 8), fuse=True, more=40, staging=2),
     "resident": lambda: plan(tiny.GCN, resident=Z),
+    "resident, edges in order": lambda: plan(tiny.GCN, resident=Z | {FEATURES}, structure=True, ordered=True),
     "resident, staged": lambda: plan(tiny.GAT, resident=Z | {FEATURES}, structure=True, staging=2),
     "saved": lambda: plan(MIXED, save=True),
     "saved, staged": lambda: plan(MIXED, save=True, structure=True, staging=1),

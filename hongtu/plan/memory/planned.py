@@ -17,7 +17,7 @@ from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_
 from hongtu.plan.memory.crossings import Crossings
 from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
 from hongtu.plan.memory.slab import Places, Price, stacked
-from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, pass_needs, spans
+from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, edge_order, pass_needs, spans
 from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
 from hongtu.plan.passes.shapes import NetworkShape
@@ -113,10 +113,34 @@ class PlannedMemory:
                     found.setdefault(self.structure_name(p, name), (p, name, array))
         return found
 
+    def edge_order(self, p: Pass) -> dict[str, tuple[str, Array]]:
+        """What a pass finds on the devices of the order of its chunks' edges by source: by register, what it is called
+        there, and the array; {} where it adds nothing to sources' rows, or puts edges in order itself."""
+        layer = None if p.layer is None else self.shape.layers[p.layer]
+        if not self.choice.ordered or not self.structure_stays(p) or p.flush is None or layer is None:
+            return {}
+        if not layer.linear or layer.reduce is None:
+            return {}
+        mean, weighted = layer.reduce == "mean", self.needs(p).weights
+        kind = f"{'mean ' if mean else ''}{'weighted ' if weighted else ''}"
+        arrays = edge_order(mean=mean, weighted=weighted)
+        return {name: (f"{kind}{name}", array) for name, array in arrays.items()}
+
+    @cached_property
+    def edge_orders(self) -> dict[tuple[str, ...], Pass]:
+        """Those that stay, by their arrays' names there, each with a pass that needs it."""
+        found: dict[tuple[str, ...], Pass] = {}
+        for p in self.passes.every:
+            if order := self.edge_order(p):
+                found.setdefault(tuple(name for name, _ in order.values()), p)
+        return found
+
     def structure_bytes(self, device: int) -> int:
         """Bytes of the structure that stays on a device."""
         entries, item = self.structure_spans[device], self.shape.itemsize
-        return sum(array.nbytes(int(entries[array.over][-1]), item) for _, _, array in self.structure.values())
+        arrays = [array for _, _, array in self.structure.values()]
+        arrays += [array for p in self.edge_orders.values() for _, array in self.edge_order(p).values()]
+        return sum(array.nbytes(int(entries[array.over][-1]), item) for array in arrays)
 
     @cached_property
     def structure_spans(self) -> list[dict[Over, np.ndarray]]:

@@ -17,7 +17,7 @@ from hongtu.plan.passes.shapes import NetworkShape
 
 FLOAT = "float"  # stands for the run's dtype
 SIZES = {"uint8": 1, "bool": 1, "int32": 4, "int64": 8}  # bytes of the others
-Over = Literal["destinations", "pointers", "edges", "sources"]
+Over = Literal["destinations", "pointers", "edges", "sources", "source pointers"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Array:
     """An array of a chunk's structure.
 
     Attributes:
-        over: what it has an entry for; "pointers" are one more than the destinations.
+        over: what it has an entry for; "pointers" are one more than the destinations, or than the sources.
         dtype: "float" (the run's dtype), "int32" or "int64".
         columns: of every entry, 0 for a plain number.
     """
@@ -89,6 +89,13 @@ class Needs:
             found["sources"] = Array("sources", "int32")
             found["edge_id_start"] = Array("destinations", "int64")
         return found
+
+
+def edge_order(*, mean: bool, weighted: bool) -> dict[str, Array]:
+    """The edges in the order of their sources, by the names of registers: where each source's begin, their
+    destinations, and what a sum multiplies their rows with, if not by one."""
+    found = {"by_source start": Array("source pointers", "int32"), "by_source destination": Array("edges", "int32")}
+    return found | ({"by_source scale": Array("edges", FLOAT)} if mean or weighted else {})
 
 
 def layers_near(p: Pass, shape: NetworkShape) -> list[int]:
@@ -155,4 +162,5 @@ def chunk_entries(topology: Topology) -> dict[Over, np.ndarray]:
         "pointers": destinations + 1,
         "edges": topology.chunk_edges,
         "sources": topology.num_sources,
+        "source pointers": topology.num_sources + 1,
     }

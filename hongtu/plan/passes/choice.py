@@ -29,6 +29,7 @@ class Choice:
             every vertex.
         halo: the rows that ranks fetch of one another, or None.
         structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
+        ordered: and the order of their edges by source, for what adds gradients to sources' rows.
         staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way
             or computed at a time; 0 where device and host share their memory.
         scripts: what one copy brings in a batch of training is packed once, in host memory of its own.
@@ -44,6 +45,7 @@ class Choice:
     fields: tuple[np.ndarray, ...] = ()
     halo: Halo | None = None
     structure: bool = False
+    ordered: bool = False
     staging: int = 0
     scripts: bool = True
     slab: bool = True

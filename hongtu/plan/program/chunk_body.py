@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from hongtu.graph.sparse_rows import PARTS
 from hongtu.plan.memory.buffers import aggregates_in_place
 from hongtu.plan.memory.planned import PlannedMemory
+from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Call, Ref, call, with_drops
-from hongtu.plan.program.operands import STAYS, gradient_cache, stores, value_cache, where
-from hongtu.plan.program.rows import FRONT, SOURCES, PartOfChunk
+from hongtu.plan.program.operands import gradient_cache, stays_at, stores, value_cache, where
+from hongtu.plan.program.rows import FRONT, SOURCES
 
 OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows
 
@@ -21,6 +23,17 @@ def chunk_body(plan: PlannedMemory, p: Pass) -> tuple[Call, ...]:
     """The kernels of ``Compute``; registers are dropped where nobody needs them any more."""
     body = _Body(plan, p)
     return with_drops((*body.opening(), *(body.forward() if p.direction == "forward" else body.backward())))
+
+
+def sort_edges(plan: PlannedMemory, p: Pass) -> tuple[Call, ...]:
+    """The kernels that put the edges of a chunk in the order that a pass finds."""
+    body, order = _Body(plan, p), plan.edge_order(p)
+    indptr, source, _, weight = body.matrix
+    arrays = {name: plan.needs(p).structure[name] for name in (indptr, source, weight) if name is not None}
+    views = [body.view_of(name, plan.structure_name(p, name), array) for name, array in arrays.items()]
+    views += [body.view_of(name, *stays, access=Stores(True)) for name, stays in order.items()]
+    mean = body.shape is not None and body.shape.reduce == "mean"
+    return with_drops((*views, call("sort_edges", indptr, source, weight, *order, mean=mean)))
 
 
 class _Body:
@@ -41,11 +54,10 @@ class _Body:
         needs = plan.needs(p)
         brought = [name for name in (*p.inputs, *p.gradients) if where(plan, name) == "host"]
         if plan.structure_stays(p):
-            devices = range(plan.topology.partitions)
             for name, array in needs.structure.items():
-                start = tuple(plan.structure_spans[i][array.over] for i in devices)
-                stays = STAYS.format(plan.structure_name(p, name))
-                yield call("view", gives=name, at=Ref(tensor=stays, rows=PartOfChunk(array.over, start=start)))
+                yield self.view_of(name, plan.structure_name(p, name), array)
+            for name, stays in plan.edge_order(p).items():
+                yield self.view_of(name, *stays)
         else:
             brought += self.structure
         brought += ["active"] * (needs.identity and pruned) + ["labels", "loss_bits"] * needs.labels
@@ -61,6 +73,10 @@ class _Body:
                 yield call("view", gives=name, at=Ref(tensor=name, where="chunk"), last=name in p.frees)
         if p.saves and p.direction == "forward":  # staging is filled again
             yield call("copy", *brought, gives=tuple(brought))
+
+    def view_of(self, name: str, stays: str, array: Array, access: Literal["read"] | Stores = "read") -> Call:
+        """The chunk's part of an array that stays, by what it is called there."""
+        return call("view", gives=name, at=replace(stays_at(self.plan, stays, array), access=access))
 
     def forward(self) -> Iterator[Call]:
         p = self.p
@@ -164,7 +180,7 @@ class _Body:
                 yield call("new", gives="a", columns=plan.passes.width[f"a{self._layer}"])
             else:
                 yield call("view", gives="a", at=Ref(tensor="aggregate", rows=FRONT, access=None))
-            yield call("sum", *self._matrix, "a", gives="a", at=self._cache("read"), mean=shape.reduce == "mean")
+            yield call("sum", *self.matrix, "a", gives="a", at=self._cache("read"), mean=shape.reduce == "mean")
         if shape.combined:
             yield call("combine", "a", *p.s, gives="a", arrays=self.of_rows, layer=self._layer)
         if p.checkpoint is not None and not in_place:
@@ -174,7 +190,8 @@ class _Body:
         shape, cache = self.shape, self._cache(Stores(False))
         assert shape is not None
         if shape.reduce is not None:
-            return call("transpose_sum", *self._matrix, base, at=cache, mean=shape.reduce == "mean")
+            order = tuple(self.plan.edge_order(self.p))
+            return call("transpose_sum", *self.matrix, base, *order, at=cache, mean=shape.reduce == "mean")
         return call(
             "transpose_aggregate", base, at=cache, arrays=self.block, layer=self._layer, z=shape.z, s=self._columns
         )
@@ -198,7 +215,7 @@ class _Body:
         return call("write", register, *self.picks, gives=register, at=there, holds=holds)
 
     @property
-    def _matrix(self) -> tuple[str | None, ...]:
+    def matrix(self) -> tuple[str | None, ...]:
         """The chunk's in-edges."""
         assert self.shape is not None
         weighted = self.shape.weighted and self.plan.view(self.p).edge_weight is not None

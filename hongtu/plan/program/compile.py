@@ -9,10 +9,10 @@ import numpy as np
 
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT
+from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.chunk_body import chunk_body
+from hongtu.plan.program.chunk_body import chunk_body, sort_edges
 from hongtu.plan.program.copies import (
     array_of,
     bring,
@@ -27,7 +27,7 @@ from hongtu.plan.program.copies import (
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import Call, Copy, Ref, call
 from hongtu.plan.program.on_disk import Laid
-from hongtu.plan.program.operands import STAYS, Exchanged, flushed, gradient_cache, stores, where
+from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, stays_at, stores, where
 from hongtu.plan.program.posting import posts
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.program.rows import FRONT, Contended, PartOfChunk, Picked, Picks
@@ -67,15 +67,12 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     devices = range(plan.topology.partitions)
     if plan.choice.structure:
         for stays, (p, source, array) in plan.structure.items():
-            start = tuple(plan.structure_spans[i][array.over] for i in devices)
-            rows = tuple(int(ends[-1]) for ends in start)
-            buffer = STAYS.format(stays)
-            before.append(
-                moves.Place(name=buffer, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
-            )
-            body.append(
-                bring(array_of(plan, p, source, array), Ref(tensor=buffer, rows=PartOfChunk(array.over, start=start)))
-            )
+            there = stays_at(plan, stays, array)
+            before.append(_place_structure(there, array))
+            body.append(bring(array_of(plan, p, source, array), there))
+        for p in plan.edge_orders.values():
+            before += [_place_structure(stays_at(plan, *stays), stays[1]) for stays in plan.edge_order(p).values()]
+            body.append(moves.Compute(body=sort_edges(plan, p), graph=False, saves=False))
     if FEATURES in plan.resident:
         starts = plan.topology.partition_start
         start = tuple(
@@ -99,6 +96,12 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
         buffers=tuple({} for _ in devices), staging=staging,
         before=tuple(before), recalls=tuple(recalled), body=tuple(body), after=(), frees=(),
     )  # fmt: skip
+
+
+def _place_structure(there: Ref, array: Array) -> moves.Place:
+    assert isinstance(there.rows, PartOfChunk)
+    rows = tuple(int(ends[-1]) for ends in there.rows.start)
+    return moves.Place(name=there.tensor, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
 
 
 def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = ()) -> moves.Place:

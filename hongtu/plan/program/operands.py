@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Literal
 
 from hongtu.plan.memory.planned import PlannedMemory
+from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Where
-from hongtu.plan.program.rows import Picks, Transfers
+from hongtu.plan.program.moves import Ref, Where
+from hongtu.plan.program.rows import PartOfChunk, Picks, Transfers
 
 STAYS = "structure {}"  # what a device calls an array that stays
+
+
+def stays_at(plan: PlannedMemory, name: str, array: Array) -> Ref:
+    """The chunk's part of an array that stays on the device."""
+    start = tuple(plan.structure_spans[i][array.over] for i in range(plan.topology.partitions))
+    return Ref(tensor=STAYS.format(name), rows=PartOfChunk(array.over, start=start))
 
 
 def where(plan: PlannedMemory, name: str) -> Where:

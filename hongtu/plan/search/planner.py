@@ -10,6 +10,7 @@ from math import inf
 
 import numpy as np
 
+from hongtu.compiled import SMALL
 from hongtu.config import BudgetShare, in_bytes, size
 from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
@@ -67,7 +68,8 @@ def plan_run(
     try:
         if budget is None:
             choice = Choice(fields=fields, halo=halo, staging=staging[0])
-            chosen = _unlimited(topology, paper_schedule, shape, strategy, choice, hardware)
+            roomy = host_memory is None
+            chosen = _unlimited(topology, paper_schedule, shape, strategy, choice, hardware, roomy=roomy)
             chosen = replace(chosen, probe=partial(probe, whole=True))
         else:
             orders = _orders(topology, paper_schedule, strategy)
@@ -150,13 +152,22 @@ def _unlimited(
     strategy: Strategy,
     choice: Choice,
     hardware: Hardware,
+    *,
+    roomy: bool,
 ) -> ExecutionPlan:
     """Everything stays on the devices, in chunks that are large beside the cost of starting one; where ranks send each
-    other rows, or in more, of which some can work while rows of others cross."""
+    other rows, or in more, of which some can work while rows of others cross.
+
+    Args:
+        roomy: the chunks' structure stays, too, on devices that are the host.
+    """
     choice = replace(choice, fuse=strategy.fuse_last_layer, save=strategy.resident and strategy.save)
     plan = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
     if strategy.resident:
-        choice = replace(choice, resident=every_tensor(plan.passes), structure=choice.staging > 0)
+        stays = roomy or choice.staging > 0
+        sorts = topology.num_edges + topology.num_vertices > SMALL and topology.num_edges < np.iinfo(np.int32).max
+        ordered = stays and sorts and not choice.staging
+        choice = replace(choice, resident=every_tensor(plan.passes), structure=stays, ordered=ordered)
     sizes = {1}
     if strategy.group:
         sizes = {_group_size(plan, hardware)} | ({-(-topology.chunks // BESIDE)} if choice.halo else set())

@@ -143,7 +143,13 @@ def _probe_view(
         shape = replace(shape, sparse_input=replace(rows, width=shape.features))
     choice = Choice(fuse=plan.choice.fuse, padded=plan.apart)
     if part is not None:
-        choice = replace(choice, save=plan.choice.save, resident=plan.resident)
+        choice = replace(
+            choice,
+            save=plan.choice.save,
+            resident=plan.resident,
+            structure=plan.choice.structure,
+            ordered=plan.choice.ordered,
+        )
     small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
     host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)))
     device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
