@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.given import as_path
@@ -134,7 +134,7 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
             "links: no val_edges)"
         )
     trainer.check_trains()
-    _check_plateau(trainer, scores=bool(options.eval_every) and trainer.validates)
+    _check_scheduler(trainer, options.epochs, scores=bool(options.eval_every) and trainer.validates)
     trainer.ranks.check_same({name: getattr(options, name) for name in COMMON})
     others = trainer.ranks.rank > 0  # the first rank writes
     directory = None if options.run_dir is None or others else RunDirectory(options.run_dir, options.keep)
@@ -314,8 +314,15 @@ class _Loop:
             trainer.scheduler.step(record.metrics[trainer.watched])  # type: ignore[index]
 
 
-def _check_plateau(trainer: Trainable, *, scores: bool) -> None:
-    """Refuse a ReduceLROnPlateau for whose mode there is nothing to step it with."""
+def _check_scheduler(trainer: Trainable, epochs: int, *, scores: bool) -> None:
+    """Refuse a ReduceLROnPlateau for whose mode there is nothing to step it with, and a OneCycleLR that ends before."""
+    if isinstance(trainer.scheduler, OneCycleLR):
+        done, most = trainer.scheduler.last_epoch, trainer.scheduler.total_steps
+        if done + epochs > most:
+            raise InputError(
+                f"scheduler: OneCycleLR with total_steps={most}, and fit steps it once per epoch, {done + epochs} "
+                f"times in all; make it with total_steps={done + epochs}, or train fewer epochs"
+            )
     if not isinstance(trainer.scheduler, ReduceLROnPlateau):
         return
     mode = trainer.scheduler.mode

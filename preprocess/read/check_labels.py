@@ -151,16 +151,21 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
 
 
 def of_numbers(mask: np.ndarray, vertices: int, title: str) -> np.ndarray:
-    """The mask of distinct vertex numbers, as OGB gives splits; anything else as it is.
+    """The mask of distinct vertex numbers, as OGB gives splits, or of integers 0 and 1 for all of more than two
+    vertices, as older torch had masks; anything else as it is.
 
-    >>> of_numbers(np.array([3, 0]), 4, "train").tolist()
-    [True, False, False, True]
+    >>> of_numbers(np.array([3, 0]), 4, "train").tolist(), of_numbers(np.array([0, 1, 1]), 3, "train").tolist()
+    ([True, False, False, True], [False, True, True])
 
     Raises:
         InputError: for a number that is no vertex, or is there twice.
     """
-    if mask.dtype.kind not in "iu" or mask.ndim != 1 or len(mask) >= vertices:
-        return mask  # as many as there are vertices: zeros and ones, more likely
+    if mask.dtype.kind not in "iu":
+        return mask
+    if mask.shape[-1:] == (vertices,) and vertices > 2 and mask.size and mask.min() >= 0 and mask.max() <= 1:
+        return mask.astype(bool)
+    if mask.ndim != 1 or len(mask) >= vertices:
+        return mask
     outside = np.flatnonzero((mask < 0) | (mask >= vertices))
     numbers, counts = np.unique(mask, return_counts=True)
     wrong = f"vertex {numbers[counts.argmax()]} is there {counts.max()} times" if counts.max(initial=0) > 1 else ""

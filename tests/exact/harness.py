@@ -29,6 +29,7 @@ import hongtu
 from hongtu import compiled
 from hongtu.errors import AnomalyError, BudgetError
 from hongtu.metrics import EpochRecord
+from hongtu.model.checks import modes_kept
 from tests import additions, problems, training
 from tests.exact.drawn import draw
 from tests.exact.events import EVENTS, Nothing
@@ -217,9 +218,8 @@ class Case:
 
     def validate(self) -> dict[str, float]:
         """The score and the loss of validation."""
-        self.modules.eval()
-        out = self.model.run_reference(self.modules, self.problem)
-        self.modules.train()
+        with modes_kept(self.modules):
+            out = self.model.run_reference(self.modules.eval(), self.problem)
         mask = torch.from_numpy(self.problem.masks["val"])
         target = torch.from_numpy(self.problem.labels)[mask]
         return {

@@ -215,6 +215,7 @@ MALFORMED = {
     ),
     "not npz": ("edges.npz", b"nonsense", [], ["edges.npz: not a readable scipy sparse matrix"]),
     "unknown": ("edges.doc", b"", [], ["edges.doc: unknown format '.doc', expected .txt, .csv", "rename it to .txt"]),
+    "JSON lines": ("edges.jsonl", b"{}", [], ["'.jsonl'", "pandas.read_json(path, lines=True).to_csv('edges.csv', i"]),
     "no ending": ("edges", b"0 1\n", [], ["edges: unknown format ''", "an edge on each line, rename it to .txt"]),
     "packed otherwise": ("edges.txt.bz2", b"", [], ["unknown format '.bz2'", "unpack it first: bunzip2"]),
     "of another tool": ("edges.gml", b"", [], ["'.gml'", "preprocess_graph(data=networkx.read_gml(path), "]),

@@ -248,3 +248,18 @@ def test_messages_name_what_a_graph_of_dgl_has(capsys):
             setattr(fields, spoil, wrong)
             with pytest.raises(InputError, match=expected):
                 hongtu.preprocess_graph(data=fields, artifact=problems.new_path(), partitions=1, chunks=1)
+
+
+@pytest.mark.parametrize("form", [np.uint8, np.int8, np.int64], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("shape", [(V,), (1, V)])
+def test_masks_of_zeros_and_ones(form, shape):
+    given = pieces()
+    masks = {split: given[f"{split}_mask"] for split in ("train", "val", "test")}
+    as_numbers = {split: mask.astype(form).reshape(shape) for split, mask in masks.items()}
+    settings = PreprocessConfig(partitions=1, chunks=1)
+    rest = {"features": given["features"], "labels": given["labels"]}
+    raw = from_arrays(given["edges"], V, settings, masks=as_numbers, **rest)
+    assert all(np.array_equal(raw.masks[split], mask) for split, mask in masks.items())
+    as_numbers["train"] = as_numbers["train"] * 2
+    with pytest.raises(InputError, match="expected bool"):
+        from_arrays(given["edges"], V, settings, masks=as_numbers, **rest)

@@ -184,13 +184,13 @@ REFUSED = {
         ["labels 'random:3' are classes: leave task 'regression' out"],
     ),
     "mask dtype": (
-        replaced(val_mask=np.zeros(24, np.int8)),
+        replaced(val_mask=np.zeros(24, np.float32)),
         None,
         [],
-        ["val_mask.npy: int8 of shape (24,), expected bool [24]", "save it as numpy.bool_"],
+        ["val_mask.npy: float32 of shape (24,), expected bool [24]", "save it as numpy.bool_"],
     ),
     "mask unsigned": (
-        replaced(train_mask=np.ones(24, np.uint8)),
+        replaced(train_mask=np.full(24, 2, np.uint8)),
         None,
         [],
         ["train_mask.npy: uint8", "save it as numpy.bool_", "--random-split"],

@@ -163,3 +163,17 @@ def test_the_best_epoch_of_an_error_is_that_of_the_least(tmp_path):
     see = lambda record: weights.append(trainer.model[0].lin.weight.detach().clone())  # noqa: E731
     records = trainer.fit(9, eval_every=1, patience=2, restore_best=True, on_epoch=see)
     assert len(records) == 4 and torch.equal(trainer.model[0].lin.weight, weights[1])
+
+
+@pytest.mark.parametrize("before", (0, 3))
+def test_a_cycle_that_ends_before_the_last_epoch_is_refused(before):
+    def cycle(optimizer):
+        return lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=5)
+
+    trainer = hongtu.Trainer(artifact(), gcn(), scheduler=cycle)
+    for _ in range(before // 3):
+        trainer.fit(3)
+    with pytest.raises(InputError, match=r"total_steps=5, and fit .* 6 times in all; make it with total_steps=6, or"):
+        trainer.fit(6 - before)
+    assert trainer.epoch == before
+    assert len(trainer.fit(5 - before)) == 5 - before

@@ -18,6 +18,9 @@ _REMEDIES = {ending: f"unpack it first: {tool}" for ending, tool in (
     (".bz2", "bunzip2"), (".xz", "unxz"), (".zst", "unzstd"), (".zip", "unzip"), (".tar", "tar xf"), (".tgz", "tar xf"),
 )} | {
     ending: f"pass hongtu.preprocess_graph(data={read}, artifact=...)" for ending, read in _OTHER_GRAPHS.items()
+} | {
+    ending: f"convert it first: pandas.read_json(path{lines}).to_csv('edges.csv', index=False)"
+    for ending, lines in ((".json", ""), (".jsonl", ", lines=True"), (".ndjson", ", lines=True"))
 } | {".graph": "its lines are METIS's, a vertex each: save it as a scipy matrix (.npz), or as edges"}  # fmt: skip
 PACKED = (*text.ENDINGS, *matrix_market.ENDINGS)  # may end in .gz
 
