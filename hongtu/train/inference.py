@@ -132,16 +132,17 @@ class Inference:
     def _numbers(self, vertices: Iterable[Any] | None) -> np.ndarray | None:
         return None if vertices is None else self.artifact.numbers(vertices)
 
-    def _planned(self, layers: Sequence[Entry]) -> Trainer:
+    def _planned(self, layers: Sequence[Entry] | nn.ModuleList) -> Trainer:
         """What runs the model for the output of the chosen vertices, or of all."""
         mask = None
         if self._chosen is not None and len(self._chosen):
             mask = np.zeros(self.artifact.num_vertices, dtype=bool)
             mask[self._chosen] = True
-        return Trainer(self.artifact, layers, loss=Unscored(mask=mask), optimizer=_no_steps, **self._options)
+        given: Any = layers
+        return Trainer(self.artifact, given, loss=Unscored(mask=mask), optimizer=_no_steps, **self._options)
 
 
-def _layers_of(model: nn.Module | Sequence[Entry]) -> Sequence[Entry]:
+def _layers_of(model: nn.Module | Sequence[Entry]) -> Sequence[Entry] | nn.ModuleList:
     """A model as a list of layers of its own: a Trainer that has the same layers may go on with them."""
     if isinstance(model, Layer):
         model = [model]
