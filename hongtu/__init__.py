@@ -16,6 +16,7 @@ set_wait_policy()
 __version__ = "0.2.0"
 __all__ = [
     "CorrectAndSmooth",
+    "Inference",
     "LabelPropagation",
     "LinkLoss",
     "LossTerm",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.preprocess.read.formats.dgl_graph import from_dgl
     from hongtu.ranks.group import Ranks
     from hongtu.train import callbacks, evaluators
+    from hongtu.train.inference import Inference
     from hongtu.train.planning import plan_model
     from hongtu.train.postprocess import CorrectAndSmooth, LabelPropagation
     from hongtu.train.propagation import Propagation
@@ -61,6 +63,7 @@ _LAZY = {
     "from_dgl": ("hongtu.preprocess.read.formats.dgl_graph", "from_dgl"),
     "from_pyg": ("hongtu.model.pyg", "from_pyg"),
     "to_pyg": ("hongtu.model.pyg", "to_pyg"),
+    "Inference": ("hongtu.train.inference", "Inference"),
     "LinkLoss": ("hongtu.model.link_loss", "LinkLoss"),
     "Ranks": ("hongtu.ranks.group", "Ranks"),
     "LossTerm": ("hongtu.model.loss_terms", "LossTerm"),

@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from hongtu.train.trainer import Trainer
 
 
-def make_layers(config: ModelConfig, artifact: Artifact) -> list[Any]:
-    """The layers that the settings describe."""
+def make_layers(config: ModelConfig, artifact: Artifact, classes: int | None = None) -> list[Any]:
+    """The layers that the settings describe, for so many classes; None: the artifact's."""
     from torch import nn
 
     import hongtu.nn
     from hongtu.model.named import build_layers
+    from hongtu.model.pyg import from_pyg
 
-    classes = config.hidden if artifact.task == "links" else artifact.num_classes
+    if classes is None:
+        classes = config.hidden if artifact.task == "links" else artifact.num_classes
     if config.modules:
         widths = {"features": artifact.feature_width, "classes": classes}
         return [named_call(text, (hongtu.nn, nn), "modules", widths)() for text in config.modules]
     if ":" in config.model:
-        return _own_layers(config.model, artifact)
+        made = own_model(config.model, artifact)
+        return list(made) if isinstance(made, list | tuple) else from_pyg(made)
     degrees = hongtu.nn.degree_histogram(artifact.topology) if config.model == "pna" else None
     types = artifact.vertex_type_widths
     layers = build_layers(
@@ -43,21 +46,18 @@ def make_layers(config: ModelConfig, artifact: Artifact) -> list[Any]:
     return [hongtu.nn.TypedLinear(types, config.hidden), *layers] if types else layers
 
 
-def _own_layers(name: str, artifact: Artifact) -> list[Any]:
-    """What a person's function makes of the artifact."""
-    from hongtu.model.pyg import from_pyg
-
-    make = _own("--model", name)
+def own_model(name: str, artifact: Artifact, option: str = "--model") -> Any:
+    """What a person's function makes of the artifact: layers, or a model of torch_geometric."""
+    make = _own(option, name)
     try:
-        made = make(artifact)
+        return make(artifact)
     except InputError:
         raise
     except Exception as error:
         raise InputError(
-            f"--model {name}: {type(error).__name__}: {error}; expected a function of the artifact that returns "
+            f"{option} {name}: {type(error).__name__}: {error}; expected a function of the artifact that returns "
             "layers, or a model of torch_geometric"
         ) from error
-    return list(made) if isinstance(made, list | tuple) else from_pyg(made)
 
 
 def _own(option: str, name: str) -> Any:
@@ -162,8 +162,8 @@ def make_loggers(config: TrainConfig) -> list[Any]:
     return found
 
 
-def make_trainer(config: TrainConfig) -> Trainer:
-    """The Trainer that the settings describe."""
+def make_trainer(config: TrainConfig, classes: int | None = None) -> Trainer:
+    """The Trainer that the settings describe; ``classes`` as of ``make_layers``."""
     import torch
 
     from hongtu.device.backends import get_backend
@@ -176,7 +176,7 @@ def make_trainer(config: TrainConfig) -> Trainer:
     backend = get_backend(config.device, artifact.size)
     hardware = backend.hardware if config.hardware is None else load_hardware(config.hardware)
     seed_generators(config.seed)
-    layers = make_layers(config, artifact)
+    layers = make_layers(config, artifact, classes)
     scheduler = None
     if config.scheduler is not None:
         scheduler = _scheduler(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from hongtu.cli.build import make_trainer
+from hongtu.cli.build import make_layers, make_trainer
 from hongtu.cli.run_options import OPTIONS, read_options
-from hongtu.cli.train_config import TrainConfig
+from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.cli.trust import CODE, check_trusted
 from hongtu.errors import InputError
+
+if TYPE_CHECKING:
+    from hongtu.graph.artifact import Artifact
 
 MODEL = ("model", "modules", "hidden", "layers", "dropout", "heads", "loss")  # of the run: what its outputs depend on
 
@@ -35,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Load, run once, and write."""
     check_absent(options.out, force=options.force)
+    from hongtu.graph.artifact import open_artifact
     from hongtu.train.run_directory import newest_snapshot
 
     snapshot = newest_snapshot(options.run_dir)
@@ -50,7 +55,8 @@ def run(options: argparse.Namespace) -> None:
     begun |= typed
     where = {"artifact": options.artifact, "device": options.device, "device_memory": options.device_memory}
     kept = {name: value for name, value in begun.items() if name in MODEL}
-    trainer = make_trainer(TrainConfig(**kept | where))
+    config = TrainConfig(**kept | where)
+    trainer = make_trainer(config, trained_classes(config, open_artifact(config.artifact), snapshot))
     layers = len(trainer.model)
     layer = layers if options.layer is None else options.layer
     if not 1 <= layer <= layers:
@@ -58,6 +64,22 @@ def run(options: argparse.Namespace) -> None:
     trainer.load_weights(snapshot)
     rows = trainer.embed(layer - 1, out=options.out)
     print(f"{options.out}: {rows.dtype} {list(rows.shape)}, layer {layer} of {layers}, from {snapshot}")
+
+
+def trained_classes(config: ModelConfig, artifact: Artifact, snapshot: Path) -> int | None:
+    """How many classes the layers of a snapshot were made for: one that has other labels, or none, does not tell. None:
+    as many as the artifact has."""
+    from hongtu.model.wiring import as_modules
+    from hongtu.train.resumable import described_layers
+    from hongtu.train.snapshot import read_snapshot
+
+    state = read_snapshot(snapshot)
+    widths = {width for weight in state["model"].values() for width in weight.shape}
+    for classes in (None, *sorted(widths)):
+        layers = as_modules(make_layers(config, artifact, classes))
+        if described_layers(layers) == state["identity"]["layers"]:
+            return classes
+    return None  # loading says what differs
 
 
 def check_absent(path: str, *, force: bool) -> None:

@@ -19,8 +19,8 @@ from hongtu.threads import shared_cores
 
 # modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
 COMMANDS = (
-    "generate", "preprocess", "info", "plan", "train", "embed", "export", "propagate", "bench", "report", "migrate",
-    "doctor",
+    "generate", "preprocess", "info", "plan", "train", "embed", "infer", "export", "propagate", "bench", "report",
+    "migrate", "doctor",
 )  # fmt: skip
 
 

@@ -62,6 +62,15 @@ class LossTerm:
             raise InputError(f"LossTerm: weight is {weight!r}, expected a finite number; pass one, such as 0.5")
 
 
+@dataclass(frozen=True)
+class Unscored(LossTerm):
+    """In place of a loss: nothing is trained, and the model's output is wanted of the vertices of the mask; None: of
+    all."""
+
+    loss: Any = None
+    mask: Any = None
+
+
 Losses = Loss | LossTerm | Sequence[Loss | LossTerm]
 MOST_TERMS = 8  # bits of a byte
 

@@ -18,6 +18,7 @@ from hongtu.errors import InputError, refused_as
 from hongtu.model.loss_terms import (
     KINDS,
     Losses,
+    Unscored,
     check_alone,
     checked,
     mask_of,
@@ -41,7 +42,7 @@ class MeanLoss:
         of_edges: they are edges, and outputs a decoder's; messages say so.
 
     Attributes:
-        bits: uint8 [V], bit k set where term k has a loss.
+        bits: uint8 [V], bit k set where term k has a loss; 1 where nothing is trained and an output is wanted.
         trains: there is a vertex with a loss; there need be none for a loss over the train mask, whose artifact is then
             one to predict on.
         watch: sees every gradient, where it is set: how one is computed, of what, and what came of it.
@@ -64,7 +65,8 @@ class MeanLoss:
         self._giver, self._each, self._all = (
             ("the decoder", "edge", "edges") if of_edges else ("the last layer", "vertex", "vertices")
         )
-        self._terms = terms_of(loss)
+        given = terms_of(loss)
+        self._terms = [term for term in given if not isinstance(term, Unscored)]
         self._labels, self._task, self._num_classes = labels, task, num_classes
         self._rows: np.ndarray | None = None  # which of the labels these are; None: all
         self._names = [_name(term.loss) for term in self._terms]
@@ -72,7 +74,9 @@ class MeanLoss:
         self.bits = np.zeros(len(labels), dtype=np.uint8)
         self.watch: Callable[..., None] | None = None
         elsewhere = any(not isinstance(term.mask, str) or term.mask != "train" for term in self._terms)
-        self.trains = elsewhere or bool(np.any(masks["train"]))
+        self.trains = elsewhere or bool(self._terms and np.any(masks["train"]))
+        self._train_rows = int(np.count_nonzero(masks["train"]))
+        self._chosen = [term.mask for term in given if isinstance(term, Unscored) and term.mask is not None]
         judged = task if self.trains or task == "links" else "multiclass"  # whose losses are judged by the output alone
         self._losses = [vertex_loss(term.loss, judged) for term in self._terms]
         self._scale = []
@@ -88,7 +92,9 @@ class MeanLoss:
                 held["loss's" if not isinstance(term.mask, str) else term.mask] = mask
             self._scale.append(self._scale_of(k, mask))
             self.bits[mask] |= 1 << k
-        of_classes = labels.ndim == 1
+        for chosen in self._chosen:
+            self.bits[mask_of(chosen, masks, original_id)] = 1
+        of_classes = labels.ndim == 1 and bool(self._terms)
         counts = {split: labels[mask & (labels >= 0)] for split, mask in held.items()} if of_classes else {}
         self._held = {split: np.bincount(own) for split, own in counts.items()}  # vertices of each class
 
@@ -116,8 +122,9 @@ class MeanLoss:
 
     @property
     def loss_vertices(self) -> np.ndarray | None:
-        """bool [V], in new order: those with a loss of any term; None where nothing is trained."""
-        return self.bits != 0 if self.trains else None
+        """bool [V], in new order: those with a loss of any term, or whose output alone is wanted; None for all, where
+        nothing is trained."""
+        return self.bits != 0 if self.trains or self._chosen else None
 
     @property
     def threshold(self) -> float:
@@ -127,7 +134,10 @@ class MeanLoss:
 
     @property
     def loss_rows(self) -> int:
-        """How many vertices have a loss, those of several terms once for each."""
+        """How many vertices have a loss, those of several terms once for each; where none is given, those of the train
+        mask, so that linear maps are on the sides that they have in training, and give the same bits."""
+        if not self._terms:
+            return self._train_rows
         return int(np.unpackbits(self.bits).sum())
 
     @property

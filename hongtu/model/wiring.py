@@ -97,7 +97,11 @@ def as_modules(layers: Sequence[Entry]) -> Modules:
         raise InputError(f"layers is one {name}: expected a list; pass [layer], or hongtu.from_pyg(model)")
     if not isinstance(layers, Iterable):
         raise InputError(f"layers is {layers!r}: expected a list, as [hongtu.nn.GCNConv(32, 8)]")
-    modules, headers = [], []
+    if isinstance(layers, Modules):  # of another Trainer
+        modules, headers = list(layers), layers.headers
+        layers = ()
+    else:
+        modules, headers = [], []
     for index, entry in enumerate(layers):
         module, header = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, None)
         if isinstance(header, str) and not isinstance(module, nn.Module) and callable(module):

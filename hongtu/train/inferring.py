@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hongtu.engine.engine import Engine
 from hongtu.errors import InputError, names_known
 from hongtu.graph.artifact import Artifact
+from hongtu.metrics import EpochRecord
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.vertex_loss import MeanLoss
@@ -35,8 +38,13 @@ LOSS_OF_VAL = "val_loss"
 
 
 class Inferring(Resumable):
-    """The part of a :class:`~hongtu.train.trainer.Trainer` that runs its model without training it."""
+    """The part of a :class:`~hongtu.train.trainer.Trainer` that runs its model without training it.
 
+    Attributes:
+        inferred: what the last ``predict``, ``embed`` or ``evaluate`` moved and took, without what ran once before it.
+    """
+
+    inferred: EpochRecord | None = None
     deterministic: bool
     _budget: int | None
     _evaluation: Evaluation
@@ -110,13 +118,15 @@ class Inferring(Resumable):
         def use(rows: Tensor, ids: Tensor) -> Tensor | np.ndarray:
             if file is not None:
                 return write_rows(file, rows, ids, self.ranks)
-            ids = torch.cat(list(self.ranks.each(ids)))
-            ordered = rows.new_empty((len(ids), rows.shape[1]))
-            ordered.index_copy_(0, ids, torch.cat(list(self.ranks.each(rows))))
-            return ordered if numbers is None else ordered[numbers]
+            parts = zip(self.ranks.each(rows), self.ranks.each(ids), strict=True)
+            return _picked(parts, rows.shape[1], self.artifact.num_vertices, numbers)
 
         last = number == len(self.model) - 1
         return self._infer(self._runtime if last else self._layer_runtime(number), use)
+
+    def close(self) -> None:
+        """Free the devices' and the host's memory, and the disk; the next epoch or prediction takes them again."""
+        self._runtime.close()
 
     def _scores_of_edges(self, loss: EdgeLoss, out: Tensor) -> dict[str, float]:
         """By split, of an output [V, C] in new order."""
@@ -153,7 +163,10 @@ class Inferring(Resumable):
         """What is made of a model's output, [V, C] in new order, and the original id of every row, int64 [V]."""
 
         def work(engine: Engine) -> T:
+            start = perf_counter()
+            engine.reset_counters()
             with deterministic_torch(self.deterministic), engine.inferred() as out:
+                self.inferred = engine.record(self.epoch, math.nan, perf_counter() - start)
                 return use(self._share.own(out), self._share.own(engine.host["ids"]))
 
         return runtime.run(work)
@@ -162,6 +175,23 @@ class Inferring(Resumable):
     def _layer_runtime(self, number: int) -> Runtime:
         spec, budget = self._spec, self._budget
         return layer_runtime(self._share, self.model, number, spec=spec, budget=budget, embedding=self.embedding)
+
+
+def _picked(parts: Iterable[tuple[Tensor, Tensor]], columns: int, vertices: int, numbers: Tensor | None) -> Tensor:
+    """Rows of the numbered vertices, or of all, of parts that hold rows [R, C] and the vertex of each."""
+    count, found = vertices if numbers is None else len(numbers), None
+    for rows, ids in parts:
+        found = rows.new_empty((count, columns)) if found is None else found
+        if numbers is None:
+            found.index_copy_(0, ids, rows)
+            continue
+        place = torch.full((vertices,), -1)
+        place[ids] = torch.arange(len(ids))
+        own = place[numbers]
+        here = (own >= 0).nonzero().squeeze(1)
+        found.index_copy_(0, here, rows.index_select(0, own[here]))
+    assert found is not None
+    return found
 
 
 def _shown(numbers: Tensor | None) -> str:

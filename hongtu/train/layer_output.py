@@ -13,6 +13,7 @@ from torch import nn
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.model.embedding import Embedding
+from hongtu.model.loss_terms import Unscored
 from hongtu.model.network import Network
 from hongtu.model.wiring import Modules
 from hongtu.nn import Layer
@@ -51,7 +52,7 @@ def layer_runtime(
     """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
     beside whatever the trainer holds."""
     network = Network(model.first(number + 1).cpu(), RowContext(), spec.autocast)
-    loss = make_loss(artifact, lambda out, _: out.sum(dim=1))  # nothing is trained
+    loss = make_loss(artifact, Unscored())
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
     if embedding is not None:
         embedding = copy.copy(embedding)

@@ -115,6 +115,8 @@ class NetworkPlanner:
         self._choose_edges(strategy)
         self._loss.check_output(self._shape(never).output, self._spec.dtype)
         sides = self._choose_sides() if strategy.transform_first else never
+        if not self._loss.trains:
+            strategy = replace(strategy, cache_input_aggregate=False)  # a sweep reads what it would be kept for once
         if artifact.halo is not None:
             return self._plan(sides, strategy)
         try:
@@ -170,7 +172,7 @@ class NetworkPlanner:
         saves = not linked and spec.strategy.resident and spec.strategy.save
 
         def seconds(sides: list[bool]) -> float:
-            shape = self._shape(tuple(sides))
+            shape = replace(self._shape(tuple(sides)), trains=True)  # or else what is only run would have other bits
             if artifact.halo is not None:
                 sparse: Any = artifact.whole.sparse_features
                 shape = replace(shape, loss_rows=0, sparse_input=sparse)

@@ -255,10 +255,7 @@ class Resumable:
         """What a snapshot has in common with every run that may go on from it."""
         return {
             "artifact": self.artifact.manifest["hash"],
-            "layers": [
-                describe_layer(layer) if header is None else f"{describe_layer(layer)} {header}"
-                for layer, header in zip(self.model, self.model.headers, strict=True)
-            ],
+            "layers": described_layers(self.model),
             "optimizer": type(self.optimizer).__name__,
             "scheduler": type(self.scheduler).__name__,
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
@@ -266,6 +263,14 @@ class Resumable:
             "autocast": str(self._network.autocast),
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
+
+
+def described_layers(model: Modules) -> list[str]:
+    """What a snapshot's layers have in common with those that it may be loaded into."""
+    return [
+        describe_layer(layer) if header is None else f"{describe_layer(layer)} {header}"
+        for layer, header in zip(model, model.headers, strict=True)
+    ]
 
 
 @contextmanager

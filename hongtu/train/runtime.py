@@ -102,6 +102,11 @@ class Runtime:
             self._engine = self._make_engine(self._plan)
         return self._engine
 
+    def close(self) -> None:
+        """Free what the engine holds; whoever needs one makes it anew."""
+        self._replace_engine(self._plan)
+        gc.collect()  # devices and what counts for them refer to each other
+
     def run(self, work: Callable[[Engine], T]) -> T:
         """Do some work, from its start again where a device ran out of memory and the run can be planned again.
 

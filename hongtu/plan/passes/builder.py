@@ -303,6 +303,7 @@ class _Builder:
     def _hops(self, k: int, *, train: bool = True) -> int | None:
         if self.halo is not None:
             return self.halo.behind[sum(layer <= k for layer in self.shape.graph_layers)]
+        train = train or not self.shape.trains
         return self.shape.layers_above(k) if train and self.prune and k >= self.shape.last_norm else None
 
 

@@ -200,7 +200,7 @@ class NetworkShape:
             constant.
         stage_work: what each row-wise stage computes, or () where nobody counted; only what is predicted to take long
             depends on it.
-        trains: there is a loss; else an epoch is one sweep forward, over features that change in between.
+        trains: there is a loss; else an epoch is one sweep forward.
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.

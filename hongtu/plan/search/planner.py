@@ -73,7 +73,7 @@ def plan_run(
             chosen = replace(chosen, probe=partial(probe, whole=True))
         else:
             orders = _orders(topology, paper_schedule, strategy)
-            fuses = (False, True)[: 1 + strategy.fuse_last_layer]
+            fuses = (False, True)[: 1 + (strategy.fuse_last_layer and shape.trains)]
             slabs = SLABS if hardware.staged else SLABS[:1]
             passes = [Choice(fields=fields, halo=halo, fuse=f, slab=slab) for slab in slabs for f in fuses]
             finest = _finest(topology, orders, shape, strategy, passes, staging, probe)

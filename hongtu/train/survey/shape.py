@@ -47,7 +47,8 @@ def network_shape(
     network.check_vertices(artifact.whole.num_vertices)
     layers, stepped = traced.layers, step_model(optimizer)
     copies = clips or stepped.changes
-    model_bytes = _model_bytes(network.modules, copies=copies) + stepped.state + _statistics_bytes(layers)
+    gradients = 1 + copies if loss.trains else 0
+    model_bytes = _model_bytes(network.modules, gradients) + stepped.state + _statistics_bytes(layers)
     if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
         layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
@@ -146,10 +147,9 @@ def _entry(module: nn.Module) -> Products:
     return sum((*own, *map(_entry, module.children())), Products())
 
 
-def _model_bytes(model: nn.Module, *, copies: bool) -> int:
-    """Bytes of parameters, their gradients, once more where there are copies, and buffers, and of what dropout reads of
-    the epoch."""
-    parameters = sum(p.nbytes * (2 + copies if p.requires_grad else 1) for p in model.parameters())
+def _model_bytes(model: nn.Module, gradients: int) -> int:
+    """Bytes of parameters, their gradients and copies of these, and buffers, and of what dropout reads of the epoch."""
+    parameters = sum(p.nbytes * (1 + gradients * p.requires_grad) for p in model.parameters())
     return parameters + sum(b.nbytes for b in model.buffers()) + key_bytes(model)
 
 
