@@ -27,6 +27,7 @@ from hongtu.nn.layers.gine import GINEConv
 from hongtu.nn.layers.gmm import GMMConv
 from hongtu.nn.layers.graph_conv import GraphConv
 from hongtu.nn.layers.jumping import JumpingKnowledge
+from hongtu.nn.layers.mesh import MeshBlock
 from hongtu.nn.layers.nnconv import NNConv
 from hongtu.nn.layers.pna import PNAConv, degree_histogram
 from hongtu.nn.layers.powers import ChebConv, MixHopConv, SSGConv, TAGConv
@@ -66,6 +67,7 @@ __all__ = [
     "JumpingKnowledge",
     "Layer",
     "LayerNorm",
+    "MeshBlock",
     "MixHopConv",
     "MultiAggregation",
     "NNConv",

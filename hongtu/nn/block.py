@@ -69,7 +69,8 @@ class Block:
         edge_id_start: int64 [D], id of the first in-edge of each destination.
         num_graph_edges: E of the whole graph; ids from there on are free (self-loops that a layer adds).
         active: int32 [D], ascending destinations (new ids), or None where they are contiguous.
-        edge_features: float [E, F] of the run dtype, where the layer has ``uses_edge_features``; else None.
+        edge_features: float [E, F] of the run dtype, where the layer has ``uses_edge_features``: the graph's, or what a
+            header names, or what ``update_edges`` gave; else None.
         edge_type: int32 [E], where the layer has ``uses_edge_type``; else None.
         kept_ids: int64 [E], of a block that has lost some edges the ids of those that are left; else None.
     """
@@ -140,6 +141,11 @@ class Block:
             return self.kept_ids
         offset = self.edge_id_start - self.indptr[:-1]
         return offset[self.dst_of_edge] + torch.arange(self.num_edges, device=offset.device)
+
+    @cached_property
+    def rows_of_edges(self) -> Rows:
+        """The edges, as rows of a call."""
+        return Rows(ids=self.edge_ids)
 
     def keeping(self, kept_E: Tensor) -> Block:
         """The same destinations and sources, with those of the edges where bool [E] is True."""

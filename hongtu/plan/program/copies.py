@@ -15,7 +15,7 @@ from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Copy, Link, Ref
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Given, Laid, Summed
-from hongtu.plan.program.operands import Exchanged, flushed, stores, transfers_of, value_cache, where
+from hongtu.plan.program.operands import Exchanged, flushed, own_rows, stores, transfers_of, value_cache, where
 from hongtu.plan.program.rows import FRONT, OfChunk, Picked, Picks, Selection, SlotsOfSources, SparsePart
 
 # arrays of a chunk's structure that are rows of host tensors
@@ -76,11 +76,13 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     needs, pruned = plan.needs(p), plan.view(p).active is not None
     if pruned:
         yield bring(Ref(tensor="row_in_chunk", where="graph"))
+    for places, name in plan.edge_places(p).items():
+        yield bring(Ref(tensor=places, where="graph", rows=own_rows(plan, p, name)))
     if not plan.structure_stays(p):
         for name, array in needs.structure.items():
             yield bring(array_of(plan, p, name, array))
     if needs.identity and pruned:
-        yield bring(Ref(tensor="active", where="graph"))
+        yield bring(Ref(tensor="active", where="graph", rows=OfChunk("destinations")))
     for name in ("labels", "loss_bits") if needs.labels else ():
         yield bring(Ref(tensor=name, where="host"), link="read")
     for name in (*p.inputs, *p.gradients):
@@ -88,7 +90,7 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
                 in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
-                source = Ref(tensor=name, where="host", kept=plan.kept.get(name))
+                source = Ref(tensor=name, where="host", rows=own_rows(plan, p, name), kept=plan.kept.get(name))
                 yield bring(source, link="read", in_place=in_place)
                 continue
             numbers = sparse.numbers(plan.view(p))

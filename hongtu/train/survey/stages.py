@@ -86,7 +86,9 @@ def _sweeps(
                 small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
                 edge_block = with_edge_data(small, network.layers[index], edges)
                 widths = tuple(part.shape[1] for part in s)
-                function = edge_sweeps(partial(network.aggregate, index), edge_block, layer.z, widths, parameters)
+                states = tuple(traced.layers[of].gives for of in layer.states)
+                aggregate = partial(network.aggregate, index)
+                function = edge_sweeps(aggregate, edge_block, layer.z, (widths, states), parameters)
             a = torch.ones((ROWS, layer.a), dtype=dtype)
 
 

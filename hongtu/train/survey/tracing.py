@@ -152,6 +152,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
     s: tuple[Tensor, ...] = ()
     layers: list[LayerShape] = []
     values: list[ValueShape] = []
+    states: dict[int, Tensor] = {}
 
     def run_stage(index: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         taken = tuple(known[number] for number in network.wiring.takes[index])
@@ -168,7 +169,9 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
     for index, layer in enumerate(network.layers):
         block = with_edge_data(block, layer, edges)
         z, s = run_stage(index)
-        a = network.aggregate(index, block, z, s)
+        taken = network.edge_states(index)
+        a, *given = network.aggregate(index, block, z, s, tuple(states[of] for of in taken))
+        states |= dict(zip([index], given))
         combined = layer.linear_aggregate and layer.combines
         if combined:
             a = network.combine(index, a, s, block.rows)
@@ -190,7 +193,10 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 ignores_weights=layer.drops_weights,
                 combined=combined,
                 trained=any(part.requires_grad for part in (z, *s)),
-                edge_features=block.edge_features is not None,
+                edge_features=block.edge_features is not None and network.reads_edge_features(index),
+                states=taken,
+                gives=given[0].shape[1] if given else 0,
+                gives_trained=bool(given) and given[0].requires_grad,
                 edge_type=block.edge_type is not None,
                 norm=isinstance(layer, WholeGraphNorm),
             )
@@ -224,6 +230,7 @@ def _common(a: Traced, b: Traced) -> Traced:
             s=tuple(v if u is None else u for u, v in zip(x.s, y.s, strict=True)),
             z_is_input=x.z_is_input and y.z_is_input,
             trained=y.trained,
+            gives_trained=y.gives_trained,
         )
         for x, y in zip(a.layers, b.layers, strict=True)
     )
