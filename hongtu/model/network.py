@@ -102,16 +102,13 @@ class Network:
         self.forms = Forms([None] * len(self.layers))
 
     def _check_edges(self) -> None:
-        """Have layers read the graph's edge features where they are given them, and refuse what edges cannot have."""
-        reads = {self.modules[number]: False for number in self._edges}  # one may stand in several places
+        """Refuse what edges cannot have."""
         for number, edges in self._edges.items():
             layer = self.layers[self.layer_index.index(number)]
             if getattr(layer, "drop_edges", None) is not None and (layer.updates_edges or edges.states[-1] >= 0):
                 raise InputError(f"{self.title(number)}: drops edges that have states; use hongtu.nn.Dropout on these")
             if not layer.updates_edges and layer.linear_aggregate:
                 raise InputError(f"{self.title(number)}: is given rows of edges, and reads none; leave them out")
-            reads[self.modules[number]] |= INPUT in edges.states
-            layer.uses_edge_features = reads[self.modules[number]]
 
     def reads_edge_features(self, index: int) -> bool:
         """Whether the aggregate of layer ``index`` reads the graph's."""
@@ -274,9 +271,9 @@ class Network:
 
     def _edge_rows(self, index: int, block: Block, e: tuple[Tensor, ...]) -> Tensor:
         """[E, F]: what the aggregate of layer ``index`` finds of its edges, made of the states that it takes."""
-        edges = self._edges[self.layer_index[index]]
+        edges, layer = self._edges[self.layer_index[index]], self.layers[index]
         known: dict[int, Any] = dict(zip([number for number in edges.states if number != INPUT], e, strict=True))
-        known[INPUT] = block.edge_features
+        known[INPUT] = None if block.edge_features is None else layer.given_form(block.edge_features)
         for number in edges.modules:
             module = self.modules[number]
             taken = [known[source.number] for source in self._every[number]]

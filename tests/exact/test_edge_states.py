@@ -60,8 +60,6 @@ class MeshWhole(Whole):
 class Own(hnn.Layer):
     """A user's: states of another width than they had, several tensors in s, and softmax over in-edges of a state."""
 
-    uses_edge_features = True
-
     def __init__(self, columns, edges, out):
         super().__init__()
         self.source, self.target = nn.Linear(columns, out), nn.Linear(columns, out, bias=False)
@@ -99,7 +97,7 @@ class OwnWhole(Whole):
 class Pair(hnn.Layer):
     """One that gives only forward."""
 
-    uses_edge_features = updates_edges = True
+    updates_edges = True
 
     def __init__(self, columns, edges, out):
         super().__init__()
@@ -178,7 +176,33 @@ def wired(own, pair, gine):
     return layers
 
 
+class GatedWhole(Whole):
+    """As GraphGPS's GatedGCNLayer, but for layer norm."""
+
+    def __init__(self, *given, **options):
+        super().__init__()
+        for name, part in hnn.GatedGCNConv(*given, **options).named_children():
+            setattr(self, name, part)
+
+    def forward(self, x, e, edge_index):
+        j, i = edge_index
+        e_ij = self.D(x)[i] + self.E(x)[j] + self.C(e)
+        gate = torch.sigmoid(e_ij)
+        total = torch.zeros_like(self.A(x)).index_add(0, i, gate * self.B(x)[j])
+        out = self.A(x) + total / (torch.zeros_like(total).index_add(0, i, gate) + 1e-6)
+        out, e_ij = self.norm_x(out).relu(), self.norm_e(e_ij).relu()
+        return x + out if out.shape == x.shape else out, e + e_ij if e_ij.shape == e.shape else e_ij
+
+
+def gated(conv):
+    def layers(f, c):
+        return [conv(f, H, P), conv(H, H), conv(H, H, norm=None), conv(H, c, H, residual=False, norm=None)]
+
+    return layers
+
+
 MODELS = [
+    EdgeModel("gated", gated(hnn.GatedGCNConv), gated(GatedWhole)),
     EdgeModel("mesh", mesh(hnn.MeshBlock), mesh(MeshWhole)),
     EdgeModel("shared", shared(hnn.MeshBlock), shared(MeshWhole)),
     EdgeModel("wired", wired(Own, Pair, hnn.GINEConv), wired(OwnWhole, PairWhole, Gine)),

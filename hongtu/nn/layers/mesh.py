@@ -30,8 +30,6 @@ class MeshBlock(Layer):
         aggr: "sum" ("add") or "mean".
     """
 
-    uses_edge_features = True
-
     def __init__(
         self,
         channels: int,

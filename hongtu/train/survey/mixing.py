@@ -142,7 +142,7 @@ def _aggregate_part(
     layer, count, (s, e) = network.layers[index], ROWS * DEGREE, own
     sources = torch.cat([z * (1 + k / 8) for k in range(DEGREE)])
     beside: dict[str, Tensor] = {}
-    if layer.uses_edge_features and edges.features:
+    if network.reads_edge_features(index) and edges.features:
         numbers = torch.arange(count * edges.features, dtype=z.dtype)
         beside["edge_features"] = torch.sin(numbers).reshape(count, edges.features)
     if layer.uses_edge_type and edges.types:

@@ -167,7 +167,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
         return z, parts
 
     for index, layer in enumerate(network.layers):
-        block = with_edge_data(block, layer, edges)
+        block = with_edge_data(block, network, index, edges)
         z, s = run_stage(index)
         taken = network.edge_states(index)
         a, *given = network.aggregate(index, block, z, s, tuple(states[of] for of in taken))
@@ -193,7 +193,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 ignores_weights=layer.drops_weights,
                 combined=combined,
                 trained=any(part.requires_grad for part in (z, *s)),
-                edge_features=block.edge_features is not None and network.reads_edge_features(index),
+                edge_features=block.edge_features is not None,
                 states=taken,
                 gives=given[0].shape[1] if given else 0,
                 gives_trained=bool(given) and given[0].requires_grad,
@@ -261,10 +261,10 @@ def toy_block(dtype: torch.dtype, rows: int = 2, sources: int | None = None, edg
     )
 
 
-def with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
-    """A toy block with what the layer reads beside its edges, where the graph has it."""
+def with_edge_data(block: Block, network: Network, index: int, edges: EdgeData) -> Block:
+    """A toy block with what layer ``index`` reads beside its edges, where the graph has it."""
     assert block.rows.statistics is not None
-    count = len(block.local_source)
+    layer, count = network.layers[index], len(block.local_source)
     numbers = torch.arange(count * edges.features, dtype=block.rows.statistics.dtype)
     features = torch.sin(numbers).reshape(count, edges.features)
     types = torch.zeros(count, dtype=torch.int32)
@@ -273,6 +273,6 @@ def with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
     return replace(
         block,
         edge_weight=torch.ones(count, dtype=numbers.dtype) if weighed else None,
-        edge_features=features if layer.uses_edge_features and edges.features else None,
+        edge_features=features if network.reads_edge_features(index) and edges.features else None,
         edge_type=types if layer.uses_edge_type and edges.types else None,
     )
