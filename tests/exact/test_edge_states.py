@@ -11,10 +11,13 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 
+import hongtu
 from hongtu import nn as hnn
 from tests import graphs, problems, staged
 from tests.models import H, Model
-from tests.training import STRATEGIES, check
+from tests.problems import prepare
+from tests.ranks.turns import run_ranks
+from tests.training import STRATEGIES, assert_same, check, sgd, train, train_reference
 
 P = problems.EDGE_COLUMNS
 
@@ -257,3 +260,19 @@ def test_pruned(model, options):
 def test_devices_with_their_own_memory(model, problem):
     for options in {}, {"device_memory": "smallest"}:
         staged.check(model, problem(), (2, 3), device=staged.simulated(seed=5), **options)
+
+
+@models
+@pytest.mark.parametrize(("ranks", "dependencies"), [(2, "cache"), (3, "comm"), (2, "hybrid")], ids=str)
+def test_ranks(model, ranks, dependencies):
+    """A state lives with the rank of its edge's destination, and where that is computed again."""
+    problem = awkward()
+    artifact, expected = prepare(problem, 4, 3), train_reference(model, problem).first(2)
+
+    def work(group):
+        layers = model.build(problem)
+        options = {"loss": model.loss, "optimizer": sgd, "dtype": torch.float64, "dependencies": dependencies}
+        trainer = hongtu.Trainer(artifact, layers, ranks=group, **options)
+        assert_same(train(trainer, 2), expected, 1e-9)
+
+    run_ranks(ranks, work)
