@@ -147,7 +147,7 @@ class Body:
             has_no_hub(indptr)
         return indptr
 
-    def aggregate(self, z: Tensor, *others: Tensor, layer: int, states: int, graph: bool) -> Iterable[Tensor]:
+    def aggregate(self, z: Tensor, *others: Tensor, layer: int, graph: bool, states: int = 0) -> Iterable[Tensor]:
         """The layer's own, of z, s and so many states of edges; new states beside it, where it gives any. ``graph``:
         recorded, where the body is."""
         s, e = others[: len(others) - states], others[len(others) - states :]

@@ -120,10 +120,10 @@ class Chunk:
 
     def on_host(self, ref: Ref) -> Tensor:
         """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
+        first, end = (ref.rows.at(v) if isinstance(ref.rows, OwnRows) else v for v in (self.first, self.end))
         if self.in_memory(ref.kept):
-            first, end = (ref.rows.at(v) if isinstance(ref.rows, OwnRows) else v for v in (self.first, self.end))
             return self.host.rows(ref.tensor, first, end)
-        return self.device.beside(f"disk {ref.tensor}", self.set)[: self.end - self.first]
+        return self.device.beside(f"disk {ref.tensor}", self.set)[: end - first]
 
     def _index(self, rows: Selection) -> np.ndarray | None:
         """int32, which of these rows of a tensor the pass has; None: all."""

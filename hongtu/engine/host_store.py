@@ -83,7 +83,7 @@ class HostStore:
     def rows(self, name: str, first: int, end: int) -> Tensor:
         """Vertex rows of a chunk, which are in memory."""
         kept = self._kept.get(name)
-        at = first if kept is None else int(kept.places(np.array([first]))[0])
+        at = first if kept is None else int(kept.places(np.array([first]))[0]) if first < end else 0
         return self._tensors[name][at : at + end - first]
 
     def _keep(self, name: str, rows: Tensor, kept: Kept | None = None) -> Tensor:

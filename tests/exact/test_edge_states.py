@@ -13,6 +13,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.plan.passes.strategy import Strategy
 from tests import graphs, problems, staged
 from tests.models import H, Model
 from tests.problems import prepare
@@ -210,6 +211,7 @@ MODELS = [
     EdgeModel("shared", shared(hnn.MeshBlock), shared(MeshWhole)),
     EdgeModel("wired", wired(Own, Pair, hnn.GINEConv), wired(OwnWhole, PairWhole, Gine)),
 ]
+NOTHING_STAYS = Strategy(resident=False)
 models = pytest.mark.parametrize("model", MODELS, ids=repr)
 
 
@@ -276,3 +278,14 @@ def test_ranks(model, ranks, dependencies):
         assert_same(train(trainer, 2), expected, 1e-9)
 
     run_ranks(ranks, work)
+
+
+@models
+@pytest.mark.parametrize("kept", [0, 2])
+def test_on_a_disk(model, kept):
+    """States are written there in the order of chunks, and come back in that of backward."""
+    for options in {"device_memory": "smallest"}, {"device": staged.simulated(seed=2), "device_memory": "smallest"}:
+        with staged.on_disk(fit=functools.partial(staged.everything, kept=kept)) as disk:
+            trainer = staged.check(model, awkward(), (2, 4), strategy=NOTHING_STAYS, **options, **disk)
+        spilled = trainer.plan.spilled.keys() & trainer.plan.passes.of_edges.keys()
+        assert spilled and trainer.record.bytes["disk"] > 0

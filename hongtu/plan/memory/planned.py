@@ -250,7 +250,7 @@ class PlannedMemory:
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
         width, sets, item = self.passes.width, self.disk_sets(p), self.shape.itemsize
-        beside = disk_staging(p, device, self.disk, self.spilled, self.view, width, sets, item)
+        beside = disk_staging(p, device, self.disk, self.kept, self.view, width, sets, item)
         return self._buffers(p, device)[1] | beside
 
     def disk_sets(self, p: Pass) -> int:
@@ -273,18 +273,22 @@ class PlannedMemory:
         """Of every spilled tensor the rows that are in host memory all the same."""
         first = np.arange(self.topology.partitions) * self.topology.chunks
         start, ends = self.topology.partition_start[:-1], self.topology.chunk_start
-        return {name: Kept(start, ends[first + chunks]) for name, chunks in self.spilled.items()}
+        edges = self.passes.of_edges
+        return {
+            name: Kept(start, ends[first + chunks], self.topology if name in edges else None)
+            for name, chunks in self.spilled.items()
+        }
 
     def in_memory(self, name: str, p: Pass | None = None) -> int:
         """How many rows of a host tensor, which a pass makes, are in its memory."""
+        if name in self.kept:
+            return self.kept[name].rows
         edges = None if p is None else self.edges_of(p, name)
-        if edges is not None:
-            return edges.num_edges
-        return self.kept[name].rows if name in self.kept else self.topology.num_vertices
+        return self.topology.num_vertices if edges is None else edges.num_edges
 
     def has_memory(self, name: str) -> bool:
         """Whether a host tensor is there: all of its rows, if there are any, or those that are not on the disk."""
-        return name not in self.kept or self.kept[name].rows > 0
+        return name not in self.kept or bool((self.kept[name].end > self.kept[name].start).any())
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         passes, limits, view = self.passes, self.limits_of(p)[device], self.view(p)

@@ -67,7 +67,8 @@ class _Memory:
     def place(self, x: moves.Place) -> None:
         key = x.name, x.where
         demand(key not in self.written, f"{x.name} is placed twice")
-        rows = max(sum(x.rows), self.num_vertices)  # of edges there may be more
+        rows = self.num_vertices if x.kept is None else int(x.kept.at(self.num_vertices))
+        rows = max(sum(x.rows), rows)  # of edges there may be more
         self.written[key], self.zeroed[key] = self._all(False, rows), self._all(x.zero is True, rows)
         if isinstance(x.zero, np.ndarray):
             self.zeroed[key][x.zero] = True

@@ -144,7 +144,7 @@ def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
                     flush_stores=flushed(plan, giver, name),
                 )
             )  # fmt: skip
-        rows = Summed(tuple(found), is_straight(p, name, disk, plan.view))
+        rows = Summed(tuple(found), is_straight(p, name, disk, plan.view), plan.edges_of(p, name))
     there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name])
     return Copy(link="disk", dst=Ref(tensor=name, where="window"), src=there)
 
@@ -154,7 +154,7 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     disk = plan.disk
     for name in p.written:
         if name in plan.spilled:
-            laid = Laid(disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())))
+            laid = Laid(disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name))
             yield spill(name, plan.kept[name], laid)
     if p.flush is not None and (p.name, p.flush) in disk.flushed:
         region, ends = disk.flushed[p.name, p.flush], Exchanged(plan, p).of("end", mirrors=False)

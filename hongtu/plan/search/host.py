@@ -107,7 +107,9 @@ def candidates(plan: ExecutionPlan) -> list[str]:
     """The tensors whose rows may lie on a disk: all on the host that it does not itself work on, and that no device
     loads for itself from others' partitions."""
     created = {name for p in plan.passes.every for name in p.creates}
-    found = created - plan.passes.on_host - plan.passes.of_edges.keys() - {FEATURES}
+    found = created - plan.passes.on_host - {FEATURES}
+    if plan.choice.fields or plan.choice.halo is not None:  # passes have edges of their own
+        found -= plan.passes.of_edges.keys()
     if plan.shape.sparse_input is None and not plan.shape.learned_input:
         found |= {FEATURES}
     start = plan.topology.partition_start
