@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -109,6 +110,13 @@ class Network:
                 raise InputError(f"{self.title(number)}: drops edges that have states; use hongtu.nn.Dropout on these")
             if not layer.updates_edges and layer.linear_aggregate:
                 raise InputError(f"{self.title(number)}: is given rows of edges, and reads none; leave them out")
+        takers = Counter(module for edges in self._edges.values() for module in edges.modules)
+        for number, count in takers.items():
+            if count > 1 and self._random[number]:
+                raise InputError(
+                    f"{self.title(number)}: may draw from torch's generator, and {count} layers compute what it gives "
+                    "edges anew, with other numbers; use hongtu.nn.Dropout, which draws by edge"
+                )
 
     def reads_edge_features(self, index: int) -> bool:
         """Whether the aggregate of layer ``index`` reads the graph's."""

@@ -35,6 +35,7 @@ class Rows:
         factors: float [D, 2], or None: where all layers that need the statistics make the same two numbers of them,
             these in their place: D^-1/2, and what a sum over stored edges lacks of the vertex's self-loop.
         memo: what a layer computes from these rows alone and needs again in the same chunk.
+        of_edges: they are edges, by their ids.
 
     Where a graph has edge weights that some layers ignore, statistics have twice as many columns: those without weights
     come last.
@@ -44,6 +45,7 @@ class Rows:
     statistics: Tensor | None = None
     factors: Tensor | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
+    of_edges: bool = False
 
     def seen(self, ignores_weights: bool) -> Rows:
         """The same with statistics [D, 3 or 4]: those of edges without weights, or with them."""
@@ -145,7 +147,7 @@ class Block:
     @cached_property
     def rows_of_edges(self) -> Rows:
         """The edges, as rows of a call."""
-        return Rows(ids=self.edge_ids)
+        return Rows(ids=self.edge_ids, of_edges=True)
 
     def keeping(self, kept_E: Tensor) -> Block:
         """The same destinations and sources, with those of the edges where bool [E] is True."""

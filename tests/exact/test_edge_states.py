@@ -13,12 +13,13 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.errors import InputError
 from hongtu.plan.passes.strategy import Strategy
 from tests import graphs, problems, staged
 from tests.models import H, Model
 from tests.problems import prepare
 from tests.ranks.turns import run_ranks
-from tests.training import STRATEGIES, assert_same, check, sgd, train, train_reference
+from tests.training import STRATEGIES, assert_same, check, make_trainer, sgd, train, train_reference
 
 P = problems.EDGE_COLUMNS
 
@@ -289,3 +290,113 @@ def test_on_a_disk(model, kept):
             trainer = staged.check(model, awkward(), (2, 4), strategy=NOTHING_STAYS, **options, **disk)
         spilled = trainer.plan.spilled.keys() & trainer.plan.passes.of_edges.keys()
         assert spilled and trainer.record.bytes["disk"] > 0
+
+
+class Dropping(Own):
+    """Drops inside, by edge."""
+
+    def __init__(self, *columns):
+        super().__init__(*columns)
+        self.dropout = hnn.Dropout(0.4)
+
+    def update_edges(self, block, z, s, e):
+        return self.dropout(super().update_edges(block, z, s, e))
+
+
+def test_dropout_draws_by_edge():
+    """The same numbers on any grain, on ranks, and again in backward, also where two layers compute what a module gives."""
+
+    def layers():
+        torch.manual_seed(0)
+        return [
+            (nn.Linear(P, H), "e -> e"), (hnn.Dropout(0.5), "e -> e0"),
+            (Dropping(6, H, H), "x, e0 -> x, e"), (Sum(), "e, e0 -> e"), (hnn.Dropout(0.3), "e -> e"),
+            (Dropping(H + 6, H, 3), "x, e -> x, e"), nn.Linear(H + 9, 3),
+        ]  # fmt: skip
+
+    def run(grain, group=None, **options):
+        trainer = hongtu.Trainer(
+            prepare(awkward(), *grain), layers(), dtype=torch.float64, optimizer=sgd, ranks=group, **options
+        )
+        return [trainer.train_epoch().loss for _ in range(3)]
+
+    expected = run((1, 1))
+    assert expected != pytest.approx(run((1, 1), seed=1), rel=1e-3)
+    for grain, options in ((4, 3), {}), ((2, 5), {"device_memory": 250_000}), ((1, 4), {"strategy": "none"}):
+        assert run(grain, **options) == pytest.approx(expected, rel=1e-10)
+    run_ranks(2, lambda group: run((4, 3), group) == pytest.approx(expected, rel=1e-10) or pytest.fail("other numbers"))
+
+
+def test_predictions():
+    for model in MODELS:
+        trainer = make_trainer(model, awkward(), (2, 3))
+        expected = model.run_reference(model.build_reference(awkward()), awkward())
+        torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_host_bytes():
+    """E rows of a state for each layer behind which a later one takes it, in memory from forward to backward."""
+    problem, layers = awkward(), 4
+    edges = problem.edges.shape[1]
+    model = EdgeModel("deep", lambda f, c: [hnn.MeshBlock(f, P) for _ in range(layers)] + [nn.Linear(f, c)], None)
+    strategy = Strategy(resident=False)
+    trainer = make_trainer(model, problem, (1, 3), strategy=strategy, device_memory="1MiB")
+    record = trainer.train_epoch()
+    states = (layers - 1) * edges * P * 8
+    vertices = problem.num_vertices * 8 * (7 * 6 + 3)  # features, z1 to z3 and gradients of some
+    assert states <= record.peak_bytes["pinned host"] <= states + 2 * edges * P * 8 + vertices
+    assert record.peak_bytes["pinned host"] == trainer.plan.arena_bytes["pinned host"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([(hnn.MeshBlock(6, P), "x -> x")], 'has no rows of edges.*"x, e -> x, e"'),
+        ([(hnn.MeshBlock(6, P), "x, y -> x, e")], "takes 'y', which nothing before it gives"),
+        ([(hnn.GCNConv(6, 3), "x, e -> x, e")], "gives two values, and it updates no edges"),
+        ([(hnn.GCNConv(6, 3), "x, e -> x")], "is given rows of edges, and reads none"),
+        ([(hnn.GINEConv(nn.Linear(6, 3)), "e, x -> x")], "expected rows of vertices first"),
+        ([(Sum(), "x, e -> x"), hnn.GCNConv(6, 3)], "rows of vertices and of edges.*update_edges"),
+        ([(nn.BatchNorm1d(P), "e -> e"), hnn.MeshBlock(6, P)], "normalises over all edges.*LayerNorm"),
+        ([hnn.MeshBlock(6, P), (nn.Linear(P, 3), "e -> e")], "gives rows of edges.*LinkLoss"),
+        ([(nn.Linear(P, 6), "e -> y"), hnn.GCNConv(6, 3)], "nothing takes what it gives"),
+        (
+            [(nn.Dropout(), "e -> e"), (hnn.GINEConv(nn.Linear(6, 6)), "x, e -> x"), (Pair(6, P, 3), "x, e -> x, e")],
+            "2 layers compute what it gives edges anew.*hongtu.nn.Dropout",
+        ),
+        ([(nn.Flatten(0), "e -> e"), hnn.MeshBlock(6, P)], "expected floats .rows, columns., a row for each of"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else None,
+)
+def test_refusals(layers, words):
+    with pytest.raises(InputError, match=words):
+        hongtu.Trainer(prepare(awkward()), layers)
+
+
+def test_what_is_refused_elsewhere():
+    with pytest.raises(InputError, match="reads edge_features.*does not have"):
+        hongtu.Trainer(prepare(problems.awkward()), [hnn.MeshBlock(6, P)])
+    with pytest.raises(ValueError, match="expected 'layer' or None; batch norm"):
+        hnn.GatedGCNConv(6, 3, P, norm="batch")
+    block = hnn.MeshBlock(6, P)
+    block.drop_edges = hnn.EdgeDropout(0.5)
+    with pytest.raises(InputError, match="drops edges that have states"):
+        hongtu.Trainer(prepare(awkward()), [block])
+    trainer = hongtu.Trainer(prepare(awkward()), [(nn.Linear(P, P), "e -> e"), hnn.MeshBlock(6, P), nn.Linear(6, 3)])
+    with pytest.raises(InputError, match="layer 0 gives rows of edges"):
+        trainer.embed(0)
+
+
+class Mixing(Own):
+    """A mean over the edges of a chunk."""
+
+    def update_edges(self, block, z, s, e):
+        return super().update_edges(block, z, s, e - e.mean(0))
+
+
+def test_mixing_is_refused():
+    with pytest.raises(InputError, match="mixes the rows of its input"):
+        hongtu.Trainer(prepare(awkward()), [Mixing(6, P, 3), nn.Linear(9, 3)])
+    between = [(nn.Softmax(dim=0), "e -> e"), hnn.MeshBlock(6, P)]
+    with pytest.raises(InputError, match="mixes the rows of its input"):
+        hongtu.Trainer(prepare(awkward()), between)
