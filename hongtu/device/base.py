@@ -115,7 +115,14 @@ class Device(DeviceMemory):
 
     @abstractmethod
     def bring(
-        self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None, *, places: str = PLACES
+        self,
+        name: str,
+        number: int,
+        source: Source,
+        link: str,
+        index: np.ndarray | None = None,
+        *,
+        places: str = PLACES,
     ) -> Tensor:
         """On ``load``: copy a host array, or rows ``index`` (int32) of a host tensor, into the front of staging buffer
         ``name``; returns that part of it.

@@ -123,7 +123,14 @@ class CpuDevice(Device):
         self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
 
     def bring(
-        self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None, *, places: str = PLACES
+        self,
+        name: str,
+        number: int,
+        source: Source,
+        link: str,
+        index: np.ndarray | None = None,
+        *,
+        places: str = PLACES,
     ) -> Tensor:
         start, array = perf_counter(), source()
         part = self.staging(name, number)[: len(array if index is None else index)]

@@ -117,7 +117,14 @@ class StagedDevice(Device):
         self.streams.load.run(lambda: self._copy(link, host, tensor))
 
     def bring(
-        self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None, *, places: str = PLACES
+        self,
+        name: str,
+        number: int,
+        source: Source,
+        link: str,
+        index: np.ndarray | None = None,
+        *,
+        places: str = PLACES,
     ) -> Tensor:
         if self._scripts and name in self._script(number):
             return self._script(number).pack(name, source, link, index)

@@ -147,10 +147,12 @@ class Body:
             has_no_hub(indptr)
         return indptr
 
-    def aggregate(self, z: Tensor, *others: Tensor, layer: int, graph: bool, states: int = 0) -> Iterable[Tensor]:
-        """The layer's own, of z, s and so many states of edges; new states beside it, where it gives any. ``graph``:
-        recorded, where the body is."""
-        s, e = others[: len(others) - states], others[len(others) - states :]
+    def aggregate(
+        self, z: Tensor, *others: Tensor, layer: int, states: tuple[str, ...], graph: bool
+    ) -> Iterable[Tensor]:
+        """The layer's own, of z, s and these states of edges; new states beside it, where it gives any. ``graph``: recorded,
+        where the body is."""
+        s, e = others[: len(others) - len(states)], others[len(others) - len(states) :]
         with nullcontext() if graph else torch.no_grad():
             a, *given = self.network.aggregate(layer, self._block, z, s, e)
         self.graph.outs = edges_of(given)

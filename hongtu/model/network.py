@@ -270,7 +270,9 @@ class Network:
         if number in self._edges:
             block = replace(block, edge_features=self._edge_rows(index, block, e))
         if layer.updates_edges:
-            a, states = self._run(number, AGGREGATE, block.rows, layer.aggregate_updated, block, z, self._pack(index, s))
+            a, states = self._run(
+                number, AGGREGATE, block.rows, layer.aggregate_updated, block, z, self._pack(index, s)
+            )
             states = self._matrix(states, number, block.num_edges)
             return [a, states] if self.gives_edges(index) else [a]
         changes = any(getattr(layer, name, None) is not None for name in ("encode_edges", "drop_edges"))

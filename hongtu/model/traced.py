@@ -34,7 +34,14 @@ class Convert(Protocol):
     """As for ``traced_layers``."""
 
     def __call__(
-        self, module: nn.Module, place: str, edges: bool, inputs: dict[str, EdgeValue], optional: set[str], *, pair: bool
+        self,
+        module: nn.Module,
+        place: str,
+        edges: bool,
+        inputs: dict[str, EdgeValue],
+        optional: set[str],
+        *,
+        pair: bool,
     ) -> list[nn.Module]: ...
 
 
@@ -47,8 +54,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
 
     Args:
         convert: (module, its name, whether it takes edges, what it is called with that has a row for each edge, by its
-            own argument, which of these may be None, whether it gives rows of vertices and of edges) -> the modules that
-            stand for it, none for one that does nothing.
+            own argument, which of these may be None, whether it gives rows of vertices and of edges) -> the modules
+            that stand for it, none for one that does nothing.
 
     Raises:
         InputError: naming what has no place in such a list.

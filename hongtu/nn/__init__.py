@@ -17,8 +17,8 @@ from hongtu.nn.layers.appnp import APPNP
 from hongtu.nn.layers.cg import CGConv
 from hongtu.nn.layers.commnet import CommNetConv
 from hongtu.nn.layers.gat import GATConv
-from hongtu.nn.layers.gatv2 import GATv2Conv
 from hongtu.nn.layers.gated_gcn import GatedGCNConv
+from hongtu.nn.layers.gatv2 import GATv2Conv
 from hongtu.nn.layers.gcn import GCNConv
 from hongtu.nn.layers.gcn2 import GCN2Conv
 from hongtu.nn.layers.gen import GENConv

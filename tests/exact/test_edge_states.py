@@ -140,8 +140,8 @@ def mesh(block):
     def layers(f, c):
         return [
             (nn.Linear(f, H), "x -> x"), (nn.Linear(P, 3), "e -> e"), nn.ReLU(),
-            block(H, 3), block(H, 3, hidden=4, hidden_layers=1, norm=False, aggr="mean"), block(H, 3, activation="tanh"),
-            nn.Linear(H, c),
+            block(H, 3), block(H, 3, hidden=4, hidden_layers=1, norm=False, aggr="mean"),
+            block(H, 3, activation="tanh"), nn.Linear(H, c),
         ]  # fmt: skip
 
     return layers
@@ -304,7 +304,7 @@ class Dropping(Own):
 
 
 def test_dropout_draws_by_edge():
-    """The same numbers on any grain, on ranks, and again in backward, also where two layers compute what a module gives."""
+    """The same numbers on any grain, on ranks, and again in backward, also where two layers compute a module's."""
 
     def layers():
         torch.manual_seed(0)
@@ -374,7 +374,7 @@ def test_refusals(layers, words):
 
 
 def test_what_is_refused_elsewhere():
-    with pytest.raises(InputError, match="reads edge_features.*does not have"):
+    with pytest.raises(InputError, match=r"reads edge_features.*does not have"):
         hongtu.Trainer(prepare(problems.awkward()), [hnn.MeshBlock(6, P)])
     with pytest.raises(ValueError, match="expected 'layer' or None; batch norm"):
         hnn.GatedGCNConv(6, 3, P, norm="batch")

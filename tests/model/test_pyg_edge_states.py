@@ -143,7 +143,7 @@ def test_refusals():
             return super().forward(x - x.mean(0), edge_index, edge_attr, u, batch)
 
     mixing = pyg.MetaLayer(EdgeModel(6, P, H), Global(6, H, 3, "sum"))
-    with pytest.raises(InputError, match="depends on more than its in-edges|mixes the rows"):
+    with pytest.raises(InputError, match=r"depends on more than its in-edges|mixes the rows"):
         hongtu.Trainer(problems.prepare(problem), hongtu.from_pyg(mixing))
 
     class OfEdges(EdgeModel):
@@ -151,5 +151,5 @@ def test_refusals():
             return super().forward(src, dst, edge_attr - edge_attr.mean(0), u, batch)
 
     mixing = pyg.MetaLayer(OfEdges(6, P, H), NodeModel(6, H, 3, "sum"))
-    with pytest.raises(InputError, match="depends on more than its in-edges|mixes the rows"):
+    with pytest.raises(InputError, match=r"depends on more than its in-edges|mixes the rows"):
         hongtu.Trainer(problems.prepare(problem), hongtu.from_pyg(mixing))

@@ -1,9 +1,11 @@
-"""The processor's step of mesh models (MeshGraphNet, Pfaff et al.): states of edges and of vertices, both with residuals.
+"""The processor's step of mesh models (MeshGraphNet, Pfaff et al.), which changes states of edges and of vertices.
 
 Legend: S sources, D destinations, E edges, F columns of vertices, G columns of edges.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +18,9 @@ from hongtu.nn.layer import Activation, Layer, Skip, activation_module, takes_me
 class MeshBlock(Layer):
     """m = edge_mlp([e, x_source, x_destination]); e' = e + m; x' = x + vertex_mlp([x, sum of m over in-edges]).
 
-    Takes and gives the states of edges, in a list of layers "x, e -> x, e", which is what it has without a header. What the
-    edge MLP's first map makes of a vertex is computed once for every source and destination of a chunk. The same block
-    several times in a list is several steps with shared weights.
+    Takes and gives the states of edges, in a list of layers "x, e -> x, e", which is what it has without a header. What
+    the edge MLP's first map makes of a vertex is computed once for every source and destination of a chunk. The same
+    block several times in a list is several steps with shared weights.
 
     Args:
         channels: F.
@@ -74,6 +76,6 @@ class MeshBlock(Layer):
 def mlp(columns: list[int], activation: Activation = "relu", *, norm: bool) -> nn.Sequential:
     """Linear maps between so many columns, the activation between them, and layer norm behind."""
     parts: list[nn.Module] = []
-    for before, behind in zip(columns, columns[1:], strict=False):
+    for before, behind in pairwise(columns):
         parts += [nn.Linear(before, behind), activation_module(activation)]
     return nn.Sequential(*parts[:-1], *[nn.LayerNorm(columns[-1])] * norm)

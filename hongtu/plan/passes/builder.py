@@ -92,8 +92,8 @@ class _Names:
     """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors.
 
     Attributes:
-        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features; ``states``: of edges,
-            by the layer that gives them.
+        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features; ``states``: those of
+            edges, by the layer that gives them.
     """
 
     def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:

@@ -6,7 +6,7 @@ Each saving is a rewrite of this list; the runtime replays passes and never asks
 
 Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``v{l}.{n}`` (a value that module n gives in
 stage l and later stages take), ``a{l}`` (output of the aggregate: a checkpoint), ``output``; their gradients carry the
-prefix ``grad ``. A tensor that aliases another has its name. ``e{l}`` has rows of edges: their states behind layer l, of
+prefix ``grad ``. A tensor that aliases another has its name. ``e{l}`` has rows of edges, their states behind layer l: of
 all in-edges of the destinations that its pass computes.
 """
 
@@ -41,14 +41,14 @@ class Pass:
             normalisation normalises.
         s: the s elements of ``layer`` that are read by contiguous rows.
         values: what the stage takes from earlier stages, read by contiguous rows.
-        states: states of edges that the aggregate takes, read by contiguous rows; ``gives``: those that it gives, or None.
+        states: states of edges that the aggregate takes, read by contiguous rows; ``gives``: those that it gives.
         gradients: gradient tensors of the stage's outputs, read by contiguous rows.
         outputs: vertex tensors that the stage writes by contiguous rows (forward).
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
         moments: the stage's output that the next layer normalises, or None: forward gathers mean and variance of its
             columns, backward adds what comes back by way of these to its gradient.
-        direct: for each s element of ``layer`` (or for the features), then for each of the values and of the states, the
-            tensor its gradient goes to, or None.
+        direct: for each s element of ``layer`` (or for the features), then for each of the values and of the states,
+            the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         saves: what the stage computed stays on the device until backward, which then computes nothing again.

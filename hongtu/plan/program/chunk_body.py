@@ -145,7 +145,7 @@ class _Body:
     def _aggregate(self, *, graph: bool) -> Call:
         return call(
             "aggregate", "z", *self.p.s, *self.p.states, gives=("a", *self._given), arrays=self.block,
-            layer=self._layer, graph=graph, **({"states": len(self.p.states)} if self.p.states else {}),
+            layer=self._layer, states=self.p.states, graph=graph,
         )  # fmt: skip
 
     @property

@@ -154,7 +154,9 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     disk = plan.disk
     for name in p.written:
         if name in plan.spilled:
-            laid = Laid(disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name))
+            laid = Laid(
+                disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name)
+            )
             yield spill(name, plan.kept[name], laid)
     if p.flush is not None and (p.name, p.flush) in disk.flushed:
         region, ends = disk.flushed[p.name, p.flush], Exchanged(plan, p).of("end", mirrors=False)

@@ -15,8 +15,8 @@ from hongtu.plan.program.rows import Picks, Selection
 
 
 def chunks_on_disk(view: Topology, device: int, kept: Kept) -> list[tuple[int, int, int]]:
-    """The number on the device, and the first row and the one behind the last, of chunks that run and have the rows of a
-    tensor on the disk."""
+    """The number on the device, and the first row and the one behind the last, of chunks that run and have the rows of
+    a tensor on the disk."""
     n = view.chunks
     ends, busy = view.chunk_start[device * n : (device + 1) * n + 1].tolist(), view.num_dst[device * n :][:n] > 0
     away = (c for c in np.flatnonzero(busy).tolist() if not kept.has(device, ends[c]))
