@@ -395,7 +395,8 @@ class Chunk:
         source = torch.as_tensor(self.registers["local_source"]).long()
         return self.at.model.aggregate(layer, source, ends, len(counts), z, *s)
 
-    def aggregate(self, *rows, layer, graph):
+    def aggregate(self, *rows, layer, states, graph):
+        assert not states
         with torch.set_grad_enabled(graph):
             return self.run_aggregate(layer, *map(torch.as_tensor, rows))
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import Device, Stores
+from hongtu.device.base import PLACES, Device, Stores
 from hongtu.device.capture import Recorder
 from hongtu.device.pool import Make
 from hongtu.device.saved_memory import LEAST, SavedMemory
@@ -122,7 +122,16 @@ class CpuDevice(Device):
         tensor.copy_(host)
         self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
 
-    def bring(self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None) -> Tensor:
+    def bring(
+        self,
+        name: str,
+        number: int,
+        source: Source,
+        link: str,
+        index: np.ndarray | None = None,
+        *,
+        places: str = PLACES,
+    ) -> Tensor:
         start, array = perf_counter(), source()
         part = self.staging(name, number)[: len(array if index is None else index)]
         if not len(part):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import Device, Stores
+from hongtu.device.base import PLACES, Device, Stores
 from hongtu.device.host_work import Put
 from hongtu.device.pool import Make, Pool
 from hongtu.device.script import Script, Source, Typed, scripts_of, typed
@@ -116,13 +116,22 @@ class StagedDevice(Device):
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         self.streams.load.run(lambda: self._copy(link, host, tensor))
 
-    def bring(self, name: str, number: int, source: Source, link: str, index: np.ndarray | None = None) -> Tensor:
+    def bring(
+        self,
+        name: str,
+        number: int,
+        source: Source,
+        link: str,
+        index: np.ndarray | None = None,
+        *,
+        places: str = PLACES,
+    ) -> Tensor:
         if self._scripts and name in self._script(number):
             return self._script(number).pack(name, source, link, index)
         array = source()
         assert isinstance(array, Tensor), name
         if index is not None:
-            return self._bring_rows(name, number, array, index, link)
+            return self._bring_rows(name, number, array, places, link)
         part = self.staging(name, number)[: len(array)]
         if len(array):
             self.streams.load.run(lambda: self._copy(link, array, part))
@@ -139,15 +148,15 @@ class StagedDevice(Device):
         if len(host):
             self.streams.load.run(ship)
 
-    def _bring_rows(self, name: str, number: int, host: Tensor, index: np.ndarray, link: str) -> Tensor:
-        part = self.staging(name, number)[: len(index)]
-        rows = self._script(number).parts["row_in_chunk"]
+    def _bring_rows(self, name: str, number: int, host: Tensor, places: str, link: str) -> Tensor:
+        rows = self._script(number).parts[places]
+        part = self.staging(name, number)[: len(rows)]
 
         def gather() -> None:
             self._copy_rows(host, rows, part, None)
             self.traffic.add(link, part.nbytes)
 
-        if len(index):
+        if len(rows):
             self.streams.load.run(gather)
         return part
 
@@ -157,13 +166,14 @@ class StagedDevice(Device):
         self.staging(f"deliver {name}", number)[: len(rows)].copy_(rows)
 
     def deliver(
-        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None
+        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None,
+        places: str = PLACES,
     ) -> None:  # fmt: skip
         part = self.staging(f"deliver {name}", number)[:count]
         if stores is True and index is None:
             self.streams.flush.run(lambda: self._copy("write", part, host))
         elif stores is True:
-            rows = self._script(number).parts["row_in_chunk"]
+            rows = self._script(number).parts[places]
 
             def scatter() -> None:
                 self._copy_rows(part, None, host, rows)

@@ -29,7 +29,7 @@ from hongtu.kernels.dispatch import (
 from hongtu.nn.block import Block, Rows
 from hongtu.plan.program.instruction import Stores as Stored
 from hongtu.plan.program.moves import Call, Compute, Ref
-from hongtu.plan.program.rows import FRONT, PartOfChunk
+from hongtu.plan.program.rows import FRONT, OwnRows, PartOfChunk
 
 
 class Body:
@@ -82,14 +82,16 @@ class Body:
         if at.where == "chunk":
             pieces = self.at.pieces[at.tensor]
             return (pieces.pop(self.number) if last else pieces[self.number],)
-        return (self.device.buffer(at.tensor)[: self.num_dst] if at.rows is FRONT else self._own(at.tensor),)
+        return (self.device.buffer(at.tensor)[: self.num_dst] if at.rows is FRONT else self._own(at),)
 
-    def _own(self, name: str) -> Tensor:
-        return self.device.buffer(name)[self.chunk.first - self.at.first : self.chunk.end - self.at.first]
+    def _own(self, at: Ref) -> Tensor:
+        assert isinstance(at.rows, OwnRows)
+        before, first, end = map(at.rows.at, (self.at.first, self.chunk.first, self.chunk.end))
+        return self.device.buffer(at.tensor)[first - before : end - before]
 
     def pick(self, rows: Tensor, index: Tensor, *, buffer: str) -> tuple[Tensor]:
         """Those rows that the pass computes."""
-        part = self.device.staging(buffer, self.set)[: self.num_dst]
+        part = self.device.staging(buffer, self.set)[: len(index)]
         return (torch.index_select(rows, 0, index, out=part),)
 
     def new(self, *, columns: int, zero: bool = False) -> tuple[Tensor]:
@@ -158,10 +160,16 @@ class Body:
             has_no_hub(indptr)
         return indptr
 
-    def aggregate(self, z: Tensor, *s: Tensor, layer: int, graph: bool) -> tuple[Tensor]:
-        """The layer's own; ``graph``: recorded, where the body is."""
+    def aggregate(
+        self, z: Tensor, *others: Tensor, layer: int, states: tuple[str, ...], graph: bool
+    ) -> Iterable[Tensor]:
+        """The layer's own, of z, s and these states of edges; new states beside it, where it gives any. ``graph``: recorded,
+        where the body is."""
+        s, e = others[: len(others) - len(states)], others[len(others) - len(states) :]
         with nullcontext() if graph else torch.no_grad():
-            return (self.network.aggregate(layer, self._block, z, s),)
+            a, *given = self.network.aggregate(layer, self._block, z, s, e)
+        self.graph.outs = edges_of(given)
+        return [a, *(x.detach() for x in given)]
 
     def combine(self, a: Tensor, *s: Tensor, layer: int) -> tuple[Tensor]:
         """The aggregate together with s, as the layer combines them."""
@@ -206,7 +214,7 @@ class Body:
         outs = self.network.stage(
             stage, base, others[:s], self._rows, others[s:], keeps_input=keeps_input, gradients_only=gradients_only
         )
-        self.graph.outs = edges_of(outs)
+        self.graph.outs = edges_of(outs) + self.graph.outs
         for number, place in enumerate(self.places):
             self.device.recognize(place.rows, number)
         return [out.detach() for out in outs]
@@ -236,18 +244,18 @@ class Body:
         assert isinstance(at.access, Stored)
         there, stores = out, self.chunk.stores(at.access, at.kept)
         if at.where == "host":
-            rows = self.chunk.on_host(at.tensor, at.kept)
+            rows = self.chunk.on_host(at)
             self.device.emit(at.tensor, self.set, out, rows, stores=stores, index=index)
         elif at.where == "device":
-            there = self._to_device(out, index, at.tensor, stores)
+            there = self._to_device(out, index, at, stores)
         else:
             there = self._to_chunk(out, at.tensor, stores)
         if holds:
             move_saved(self.places, out, there)
         return (there,)
 
-    def _to_device(self, out: Tensor, index: Tensor | None, name: str, stores: Stores) -> Tensor:
-        rows = self._own(name)
+    def _to_device(self, out: Tensor, index: Tensor | None, at: Ref, stores: Stores) -> Tensor:
+        rows = self._own(at)
         if index is None:
             return rows.copy_(out) if stores else rows.add_(out)
         if stores:
@@ -309,7 +317,7 @@ class Body:
             for count, columns in ((sources, z), *((self.num_dst, columns) for columns in s))
         )
         a = self.network.aggregate(layer, self._block, entry.of(rows), tuple(others))
-        Graph(outs=edges_of([a])).backward([grad_DA])
+        Graph(outs=edges_of(a)).backward([grad_DA])
         self.add_to_cache(self.registers["slot_of_source"], entry.gradient(), at)
 
     def add_to_cache(self, slots: Tensor, grad_SF: Tensor, at: Ref) -> None:

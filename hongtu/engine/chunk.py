@@ -25,7 +25,7 @@ from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program.instruction import Stores as Stored
 from hongtu.plan.program.moves import Copy, Ref
 from hongtu.plan.program.program import PassProgram
-from hongtu.plan.program.rows import DESTINATIONS, PartOfChunk, SlotsOfSources, SparsePart
+from hongtu.plan.program.rows import DESTINATIONS, OwnRows, PartOfChunk, Selection, SlotsOfSources, SparsePart
 
 
 class Partition:
@@ -101,11 +101,11 @@ class Chunk:
         if isinstance(rows, SparsePart):
             return self._sparse[rows.part]
         if src.where == "host":
-            return self.on_host(name, src.kept)
+            return self.on_host(src)
         if isinstance(rows, SlotsOfSources):
             return rows.of(self.i, self.batch)
-        if name == "row_in_chunk":
-            return self.index
+        if isinstance(rows, OwnRows):
+            return self._index(rows)
         if name in ("edge_features", "edge_type"):
             return view.edge_rows(getattr(view, name), self.number)
         return getattr(self._structure, name)
@@ -118,11 +118,18 @@ class Chunk:
         """Whether the chunk's rows of a host tensor are, of which only some may be."""
         return kept is None or kept.has(self.i, self.first)
 
-    def on_host(self, name: str, kept: Kept | None) -> Tensor:
+    def on_host(self, ref: Ref) -> Tensor:
         """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
-        if self.in_memory(kept):
-            return self.host.rows(name, self.first, self.end)
-        return self.device.beside(f"disk {name}", self.set)[: self.end - self.first]
+        first, end = (ref.rows.at(v) if isinstance(ref.rows, OwnRows) else v for v in (self.first, self.end))
+        if self.in_memory(ref.kept):
+            return self.host.rows(ref.tensor, first, end)
+        return self.device.beside(f"disk {ref.tensor}", self.set)[: end - first]
+
+    def _index(self, rows: Selection) -> np.ndarray | None:
+        """int32, which of these rows of a tensor the pass has; None: all."""
+        if rows is DESTINATIONS:
+            return self.index
+        return rows.index(self.p.view, self.number) if isinstance(rows, OwnRows) else None
 
     def stores(self, stored: Stored, kept: Kept | None) -> Stores:
         """What goes to the disk is stored; it is added up when it is recalled."""
@@ -130,7 +137,7 @@ class Chunk:
 
     def bring(self, x: Copy) -> None:
         """An array, or rows of a host tensor, to a register or to where it stays."""
-        array, of_host = partial(self._array, x.src), x.src.where == "host" and x.src.rows is DESTINATIONS
+        array, index = partial(self._array, x.src), self._index(x.src.rows) if x.src.where == "host" else None
         if isinstance(x.dst.rows, PartOfChunk):
             rows = array()
             rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
@@ -139,8 +146,9 @@ class Chunk:
             # through NumPy: the disk writes to other sets, which autograd counts as a write to all
             self.registers[x.dst.tensor] = torch.from_numpy(array().numpy())
         else:
-            index = self.index if of_host else None
-            self.registers[x.dst.tensor] = self.device.bring(x.dst.tensor, self.set, array, x.link, index)
+            places = x.src.rows.places if isinstance(x.src.rows, OwnRows) else ""
+            bring = self.device.bring
+            self.registers[x.dst.tensor] = bring(x.dst.tensor, self.set, array, x.link, index, places=places)
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
@@ -159,7 +167,10 @@ class Chunk:
 
     def deliver(self, x: Copy) -> None:
         """What was written for a host tensor reaches it."""
-        name, kept, stored = x.dst.tensor, x.dst.kept, x.dst.access
-        assert isinstance(stored, Stored)
-        rows, stores = self.on_host(name, kept), self.stores(stored, kept)
-        self.device.deliver(name, self.set, self.num_dst, rows, stores=stores, index=self.index)
+        name, kept, stored, own = x.dst.tensor, x.dst.kept, x.dst.access, x.dst.rows
+        assert isinstance(stored, Stored) and isinstance(own, OwnRows)
+        rows, stores = self.on_host(x.dst), self.stores(stored, kept)
+        count = int(x.src.rows.entries(self.p.view)[self.number])
+        self.device.deliver(
+            name, self.set, count, rows, stores=stores, index=self._index(own), places=own.places
+        )  # fmt: skip

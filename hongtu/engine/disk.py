@@ -81,14 +81,15 @@ class Disk:
 
     def recall(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows come to staging memory, and are added up there."""
-        into = _staging(there.tensor, chunk)
+        into = _staging(there, chunk)
         if not isinstance(there.rows, Summed):
-            self._recall_given(there.tensor, into, chunk)
+            self._recall_given(there, into, chunk)
             return
-        where = chunk.i, _number(chunk), chunk.first, chunk.end, _row_bytes(into)
+        first, end = _span(there, chunk)
+        where = chunk.i, _number(chunk), first, end, _row_bytes(into)
         pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
         if there.rows.straight:
-            self._read_chunk(self._reads, next(pieces).begin, there.tensor, chunk)
+            self._read_chunk(self._reads, next(pieces).begin, there, chunk)
             return
         into.numpy().fill(0)
         for piece in pieces:
@@ -96,15 +97,15 @@ class Disk:
             self._read(piece.begin, rows)
             taken = rows.numpy() if piece.take is None else rows.numpy()[piece.take]
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
-            put_rows_alone(taken, into.numpy(), piece.row - np.int32(chunk.first), flags)
+            put_rows_alone(taken, into.numpy(), piece.row - np.int32(first), flags)
 
-    def _recall_given(self, name: str, into: Tensor, chunk: Chunk) -> None:
+    def _recall_given(self, there: Ref, into: Tensor, chunk: Chunk) -> None:
         """Those of a tensor that the artifact has."""
         assert self._given is not None
         start = perf_counter()
         begin = self._offset + chunk.first * into.shape[1] * torch.float32.itemsize
         if into.dtype == torch.float32:
-            self._read_chunk(self._reads_given, begin, name, chunk)
+            self._read_chunk(self._reads_given, begin, there, chunk)
             return
         rows = np.empty(into.shape, np.float32)
         with self._reading(self._reads_given):
@@ -126,10 +127,10 @@ class Disk:
 
     def spill(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
-        rows = _staging(there.tensor, chunk)
+        rows = _staging(there, chunk)
         assert isinstance(there.rows, Laid)
         if there.rows.own is not None:
-            self._write(there.rows.own + chunk.first * _row_bytes(rows), rows)
+            self._write(there.rows.own + _span(there, chunk)[0] * _row_bytes(rows), rows)
         self._give(there.rows.takers, rows, chunk)
 
     def spill_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
@@ -169,17 +170,18 @@ class Disk:
             self._reads.read(begin, data)
         self._count(len(data), start)
 
-    def _read_chunk(self, reads: Reads, begin: int, name: str, chunk: Chunk) -> None:
+    def _read_chunk(self, reads: Reads, begin: int, there: Ref, chunk: Chunk) -> None:
         """The chunk's rows, as they lie in a file from a byte on; its staging memory begins where they come to."""
-        start, rows = perf_counter(), _staging(name, chunk)  # perhaps not all, where they began in it before
-        nbytes = (chunk.end - chunk.first) * _row_bytes(rows)
+        start, rows = perf_counter(), _staging(there, chunk)  # perhaps not all, where they began in it before
+        first, end = _span(there, chunk)
+        nbytes = (end - first) * _row_bytes(rows)
         if reads is self._reads:
             self._settle(begin, nbytes)
         with self._reading(reads):
             if chunk.device.queues:  # copies of what is at the beginning
                 reads.read(begin, _bytes_of(rows))
             else:
-                chunk.device.fill_beside(f"disk {name}", chunk.set, partial(reads.read_within, begin, nbytes))
+                chunk.device.fill_beside(f"disk {there.tensor}", chunk.set, partial(reads.read_within, begin, nbytes))
         self._count(nbytes, start)
 
     @contextmanager
@@ -217,9 +219,16 @@ def _bucket(there: Ref) -> tuple[Region, Picks]:
     return there.rows.region, there.rows.picks
 
 
-def _staging(name: str, chunk: Chunk) -> Tensor:
+def _staging(there: Ref, chunk: Chunk) -> Tensor:
     """The chunk's own rows of a tensor."""
-    return chunk.device.beside(f"disk {name}", chunk.set)[: chunk.end - chunk.first]
+    first, end = _span(there, chunk)
+    return chunk.device.beside(f"disk {there.tensor}", chunk.set)[: end - first]
+
+
+def _span(there: Ref, chunk: Chunk) -> tuple[int, int]:
+    """The first of the chunk's own rows of a tensor, and the one behind them."""
+    assert there.kept is not None
+    return int(there.kept.at(chunk.first)), int(there.kept.at(chunk.end))
 
 
 def _number(chunk: Chunk) -> int:

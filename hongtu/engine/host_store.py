@@ -57,9 +57,12 @@ class HostStore:
         self._borrowed.add(name)
         return self._keep(name, tensor.to(self.dtype))
 
-    def create(self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None) -> None:
-        """Allocate vertex rows [V, columns], or those kept, of which all, or those numbered (int32), begin as zeros."""
-        count = self.num_vertices if kept is None else kept.rows
+    def create(
+        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None
+    ) -> None:
+        """Allocate vertex rows [V, columns], or those kept, or so many rows of edges, of which all, or those numbered
+        (int32), begin as zeros."""
+        count = count if count is not None else self.num_vertices if kept is None else kept.rows
         rows = self._keep(name, self._pool.take((count, columns), self.dtype), kept)
         if isinstance(zero, np.ndarray):
             zero_rows(rows.numpy(), zero if kept is None else kept.places(zero))
@@ -80,7 +83,7 @@ class HostStore:
     def rows(self, name: str, first: int, end: int) -> Tensor:
         """Vertex rows of a chunk, which are in memory."""
         kept = self._kept.get(name)
-        at = first if kept is None else int(kept.places(np.array([first]))[0])
+        at = first if kept is None else int(kept.places(np.array([first]))[0]) if first < end else 0
         return self._tensors[name][at : at + end - first]
 
     def _keep(self, name: str, rows: Tensor, kept: Kept | None = None) -> Tensor:

@@ -191,6 +191,17 @@ class Topology:
         own = slice(int(ends[0]), int(ends[1]))
         return rows[own if self.edge_position is None else self.edge_position[own]]
 
+    def edges_among(self, larger: Topology, chunk: int) -> np.ndarray | None:
+        """int32, where the in-edges of one chunk are among those that the same chunk has in a topology with more
+        destinations, or None where they are all of them."""
+        active = self.active_rows(chunk)
+        if active is None or self.active is larger.active:
+            return None
+        first, end = self.chunk_start[chunk : chunk + 2].tolist()
+        own = np.zeros(end - first, dtype=np.bool_)
+        own[active - first] = True
+        return np.flatnonzero(np.repeat(own, np.diff(larger.in_edge_start[first : end + 1]))).astype(np.int32)
+
     def pruned(self, wanted: np.ndarray) -> Topology:
         """The same chunks with only the wanted destinations.
 

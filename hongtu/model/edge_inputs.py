@@ -109,7 +109,8 @@ class _Edges:
                 FEATURES: self._stored.edge_features,
                 TYPES: self._stored.edge_type,
             }
-            uses = {WEIGHTS: layer.weighted, FEATURES: layer.uses_edge_features, TYPES: layer.uses_edge_type}
+            reads = layer.uses_edge_features or layer.updates_edges
+            uses = {WEIGHTS: layer.weighted, FEATURES: reads, TYPES: layer.uses_edge_type}
             for argument, rows in own.items():
                 if uses[argument] and rows is not None:
                     self._choose(argument, rows, title)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hongtu.graph.paper_edges import PaperEdges
 from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
-from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve, wire
+from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve_all, wire, wire_edges
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
@@ -68,6 +69,7 @@ class Network:
         self.layers: list[Layer] = []
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
+        every = resolve_all(modules)
         for index, module in enumerate(modules):
             check_module(index, module)
             rules = rules_of(module)
@@ -78,7 +80,7 @@ class Network:
                     self.layers.append(part)
                     self.layer_index.append(index)
                     self.row_modules.append([])
-            else:
+            elif not every[index][0].of_edges:
                 self.row_modules[-1].append((index, module))
         if len(self.norms) == len(self.layers):
             raise InputError("layers: no graph layer in the list; use hongtu.nn.GCNConv or another hongtu.nn.Layer")
@@ -87,7 +89,11 @@ class Network:
         self._topology: Topology | None = None
         self.activate()
         readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
-        self.wiring = wire(resolve(modules), self.layer_index, readers)
+        sources = [tuple(number for number, of_edges in taken if not of_edges) for taken in every]
+        self.wiring = wire(sources, self.layer_index, readers)
+        self._every = every
+        self._edges = wire_edges(every, self.layer_index)
+        self._check_edges()
         self.chunk = 0
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0
@@ -95,6 +101,36 @@ class Network:
         self.drawn: list[Tensor] | None = None  # gets torch's generator behind every module that draws, where it is set
         self.given = 0  # columns of what the current module got
         self.forms = Forms([None] * len(self.layers))
+
+    def _check_edges(self) -> None:
+        """Refuse what edges cannot have."""
+        for number, edges in self._edges.items():
+            layer = self.layers[self.layer_index.index(number)]
+            if getattr(layer, "drop_edges", None) is not None and (layer.updates_edges or edges.states[-1] >= 0):
+                raise InputError(f"{self.title(number)}: drops edges that have states; use hongtu.nn.Dropout on these")
+            if not layer.updates_edges and layer.linear_aggregate:
+                raise InputError(f"{self.title(number)}: is given rows of edges, and reads none; leave them out")
+        takers = Counter(module for edges in self._edges.values() for module in edges.modules)
+        for number, count in takers.items():
+            if count > 1 and self._random[number]:
+                raise InputError(
+                    f"{self.title(number)}: may draw from torch's generator, and {count} layers compute what it gives "
+                    "edges anew, with other numbers; use hongtu.nn.Dropout, which draws by edge"
+                )
+
+    def reads_edge_features(self, index: int) -> bool:
+        """Whether the aggregate of layer ``index`` reads the graph's."""
+        edges = self._edges.get(self.layer_index[index])
+        return self.layers[index].uses_edge_features if edges is None else INPUT in edges.states
+
+    def edge_states(self, index: int) -> tuple[int, ...]:
+        """The layers whose states of edges the aggregate of layer ``index`` takes."""
+        edges = self._edges.get(self.layer_index[index])
+        return tuple(self.layer_index.index(number) for number in edges.states if number != INPUT) if edges else ()
+
+    def gives_edges(self, index: int) -> bool:
+        """Whether a later layer takes the states of edges that layer ``index`` gives."""
+        return any(index in self.edge_states(later) for later in range(index + 1, len(self.layers)))
 
     def read_graph(self, topology: Topology) -> None:
         """Have layers know the whole graph, here and whenever they are activated."""
@@ -222,16 +258,39 @@ class Network:
                 raise RuntimeError(f"{self.title(number)}: gives something else than when planned; make a new Trainer")
         return outs
 
-    def aggregate(self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...]) -> Tensor:
-        """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z]."""
-        number = self.layer_index[index]
-        if self._writes[self.layers[index]]:
-            z, s = z.clone(), tuple(part.clone() for part in s)
-        layer = self.layers[index]
+    def aggregate(
+        self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...], e: tuple[Tensor, ...] = ()
+    ) -> list[Tensor]:
+        """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z], and e [E, ...] the states of edges that
+        ``edge_states`` names. Where the layer ``gives_edges``, their new states beside it."""
+        number, layer = self.layer_index[index], self.layers[index]
+        if self._writes[layer]:
+            z, s, e = z.clone(), tuple(part.clone() for part in s), tuple(part.clone() for part in e)
         block = block.seen(layer.drops_weights)
+        if number in self._edges:
+            block = replace(block, edge_features=self._edge_rows(index, block, e))
+        if layer.updates_edges:
+            a, states = self._run(
+                number, AGGREGATE, block.rows, layer.aggregate_updated, block, z, self._pack(index, s)
+            )
+            states = self._matrix(states, number, block.num_edges)
+            return [a, states] if self.gives_edges(index) else [a]
         changes = any(getattr(layer, name, None) is not None for name in ("encode_edges", "drop_edges"))
         call = layer.aggregate_changed if changes else layer.aggregate
-        return self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))
+        return [self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))]
+
+    def _edge_rows(self, index: int, block: Block, e: tuple[Tensor, ...]) -> Tensor:
+        """[E, F]: what the aggregate of layer ``index`` finds of its edges, made of the states that it takes."""
+        edges, layer = self._edges[self.layer_index[index]], self.layers[index]
+        known: dict[int, Any] = dict(zip([number for number in edges.states if number != INPUT], e, strict=True))
+        known[INPUT] = None if block.edge_features is None else layer.given_form(block.edge_features)
+        for number in edges.modules:
+            module = self.modules[number]
+            taken = [known[source.number] for source in self._every[number]]
+            taken = [x.clone() for x in taken] if self._writes[module] else taken
+            rows = self._run(number, ROWS, block.rows_of_edges, call_on(module), *taken)
+            known[number] = self._matrix(rows, number, block.num_edges)
+        return known[edges.value]
 
     def combine(
         self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows, *, gradients_only: bool = False
@@ -322,11 +381,14 @@ class Network:
         """Whether it is the last of them."""
         return index + 1 == len(self.layers) or self.layer_index[index + 1] != self.layer_index[index]
 
-    def _matrix(self, x: Any, number: int) -> Tensor:
-        if not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point():
+    def _matrix(self, x: Any, number: int, edges: int | None = None) -> Tensor:
+        """It, if it is rows of vertices, or of so many edges."""
+        wrong = not isinstance(x, Tensor) or x.ndim != 2 or not x.is_floating_point()
+        if wrong or (edges is not None and len(x) != edges):
             found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            row = "vertex" if edges is None else f"of {edges} edges"
             raise InputError(
-                f"{self.title(number)} gives {found}, expected floats [rows, columns], a row for each vertex"
+                f"{self.title(number)} gives {found}, expected floats [rows, columns], a row for each {row}"
             )
         return x
 

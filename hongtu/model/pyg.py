@@ -77,7 +77,7 @@ def from_pyg(model: Any) -> list[Entry]:
         return [*layers]
 
     def convert(
-        module: nn.Module, place: str, edges: bool, inputs: dict[str, EdgeValue], optional: set[str]
+        module: nn.Module, place: str, edges: bool, inputs: dict[str, EdgeValue], optional: set[str], *, pair: bool
     ) -> list[nn.Module]:
         if type(module) is nn.Dropout:
             return [Dropout(module.p)] if module.p > 0 and module.training else []
@@ -85,7 +85,7 @@ def from_pyg(model: Any) -> list[Entry]:
             return []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
         if edges:
-            found = layers_of(module, f"{name}.{index}", FEATURES in inputs)
+            found = layers_of(module, f"{name}.{index}", FEATURES in inputs, updates_edges=pair)
         else:  # a chain's normalisations have to stand in the list
             found = [named(part, at.removeprefix(".")) for part, at in chain(module, "")]
         layers = [_tagged(layer, place) for layer in found]

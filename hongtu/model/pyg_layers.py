@@ -54,12 +54,15 @@ def named(module: nn.Module, place: str = "") -> Named:
     return module, {name: f"{place}.{name}" if place else name for name in module.state_dict()}
 
 
-def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) -> list[Named]:
+def layers_of(
+    conv: nn.Module, title: str, edge_features: bool | None = None, *, updates_edges: bool = False
+) -> list[Named]:
     """What stands for a convolution: a layer, and of a ``GINConv`` what of its network needs the whole graph behind it.
 
     Args:
         title: what messages call it.
         edge_features: whether its model calls it with those of the graph; None where there is no model.
+        updates_edges: it gives rows of vertices and of edges.
 
     Raises:
         InputError: when it has no counterpart, with what to use instead.
@@ -90,9 +93,11 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool | None = None) ->
         raise InputError(
             f"from_pyg: {title} has an edge_dim and is called without edge_attr; leave one out, or pass the other"
         )
+    if updates_edges:
+        layer = None
     if layer is None:
         try:
-            wrapped = PyGLayer(conv)
+            wrapped = PyGLayer(conv, updates_edges=updates_edges)
         except ValueError as error:
             reason = altered and f"{altered}, which hongtu.nn.{name} does not have; write a hongtu.nn.Layer"
             raise InputError(f"from_pyg: {title}: {reason or error}") from None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import operator
 import sys
-from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -22,12 +23,28 @@ from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.tracer import OF_EDGES, Root, Tracer, is_convolution, tensor_at, trace_forward
-from hongtu.model.wiring import FIRST_NAME, Entry
+from hongtu.model.wiring import FIRST_EDGES, FIRST_NAME, Entry
 from hongtu.nn.dropout import check_drop_edges
 
 Part = tuple[nn.Module, str]  # and its name
 EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the modules that it has gone through
-Convert = Callable[[nn.Module, str, bool, dict[str, EdgeValue], set[str]], list[nn.Module]]
+
+
+class Convert(Protocol):
+    """As for ``traced_layers``."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        place: str,
+        edges: bool,
+        inputs: dict[str, EdgeValue],
+        optional: set[str],
+        *,
+        pair: bool,
+    ) -> list[nn.Module]: ...
+
+
 SHOWN = 150  # characters of a line of code in a message
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
@@ -37,7 +54,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
 
     Args:
         convert: (module, its name, whether it takes edges, what it is called with that has a row for each edge, by its
-            own argument, which of these may be None) -> the modules that stand for it, none for one that does nothing.
+            own argument, which of these may be None, whether it gives rows of vertices and of edges) -> the modules
+            that stand for it, none for one that does nothing.
 
     Raises:
         InputError: naming what has no place in such a list.
@@ -80,6 +98,7 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             )
         raise InputError(f"{title}.forward cannot be traced ({reason}); {remedy}") from None
     settle(graph, lambda node: root.get_submodule(str(node.target)) if node.op == "call_module" else None, title)
+    _leave_out_globals(graph, root)
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):  # nothing takes what it gives
             graph.erase_node(node)
@@ -87,9 +106,12 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
     names = {rows: FIRST_NAME}
     entries: list[tuple[nn.Module, tuple[str, ...], str]] = []
     values: dict[fx.Node, EdgeValue] = {node: (str(node.target), []) for node in of_edges if node.target in OF_EDGES}
+    pairs = _pairs(graph, root)
+    if pairs:  # then edges have names, too
+        names |= {node: FIRST_EDGES for node in [*values] if values[node][0] == FEATURES and values.pop(node)}
     base = {node: node for node in values}  # the argument or the module's result that each is a function of
     dtypes: dict[fx.Node, Own] = {}  # those of rows, as a number that has it
-    edges = {node for node in of_edges if node not in values}
+    edges = {node for node in of_edges if node not in values and node not in names}
     left = EdgesLeft()
     made: dict[str, tuple[Any, list[nn.Module]]] = {}  # what is called twice keeps one set of weights
     own: dict[fx.Node, Own] = {}  # tensors of the model itself
@@ -142,9 +164,11 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         reads = not edges.isdisjoint(node.all_input_nodes)
         if called is not None:
             inputs = _edge_inputs(arguments, values, edges, call)
+            if pairs and names.keys() >= {*arguments.get(FEATURES, [None])}:
+                inputs[FEATURES] = FEATURES, []
             dropout = left.of_call([other for other in node.all_input_nodes if other in {*edges, *values}], call)
             if place not in made:
-                modules = convert(called, place, reads, inputs, root.optional)
+                modules = convert(called, place, reads, inputs, root.optional, pair=node in pairs)
                 if dropout is not None:
                     modules[0].drop_edges = dropout
                     check_drop_edges(modules[0], f"{call} with edges of dropout_edge, and {type(called).__name__}")
@@ -177,11 +201,38 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
             entries.append((module, source, f"v_{node.name}"))
             source = (f"v_{node.name}",)
         names[node] = source[0]
+        if node in pairs:
+            names |= {part: f"{source[0]}_e" if part.args[1] else source[0] for part in node.users}
+            gives = dict.fromkeys((source[0], *(names[part] for part in node.users)))
+            entries[-1] = (*entries[-1][:2], ", ".join(gives))
     if not isinstance(output, fx.Node) or output not in names:
         raise InputError(f"{title}.forward returns {output}, expected the rows of one tensor")
     if entries and entries[-1][2] != names[output]:
         entries.append((nn.Identity(), (names[output],), "out"))
     return _unnamed(entries)
+
+
+def _leave_out_globals(graph: fx.Graph, root: nn.Module) -> None:
+    """Hand on None for what a MetaLayer without a global model gives of the graph: it is what it was given."""
+    for node in graph.nodes:
+        if node.op != "call_module" or type(root.get_submodule(str(node.target))).__name__ != "MetaLayer":
+            continue
+        for part in [user for user in node.users if user.target is operator.getitem and user.args[1] == 2]:
+            if (node.kwargs.get("u") if len(node.args) < 4 else node.args[3]) is None:
+                for user in [*part.users]:
+                    without = partial(fx.node.map_arg, fn=lambda other, part=part: None if other is part else other)
+                    user.args, user.kwargs = without(user.args), without(user.kwargs)
+
+
+def _pairs(graph: fx.Graph, root: nn.Module) -> set[fx.Node]:
+    """The calls of convolutions that give rows of vertices and of edges, (x, edge_attr)."""
+    calls = (node for node in graph.nodes if node.op == "call_module" and node.users)
+    return {
+        node
+        for node in calls
+        if is_convolution(root.get_submodule(str(node.target)))
+        and all(user.target is operator.getitem and user.args[1] in (0, 1) for user in node.users)
+    }
 
 
 def _looks_up(node: fx.Node, root: nn.Module) -> bool:

@@ -101,8 +101,8 @@ class Tracer(ChangesTracer):
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether it is a convolution of torch_geometric, or derived from one."""
-    return any(base.__name__ == "MessagePassing" for base in type(module).__mro__)
+    """Whether it is a convolution of torch_geometric, or derived from one, or a MetaLayer."""
+    return any(base.__name__ in ("MessagePassing", "MetaLayer") for base in type(module).__mro__)
 
 
 def trace_forward(root: Root, title: str) -> tuple[Root, fx.Graph]:

@@ -3,6 +3,9 @@
 A module takes the values named before the arrow, in this order, and gives the one after it. One without such a header
 takes what the module before it gave, and gives it anew under the same name. The features are ``x``. A name means what
 was given to it last; what others take never changes, even where a module works in place.
+
+Values are rows of vertices or of edges, whose features are ``e``. A layer that updates edges takes and gives one of each,
+"x, e -> x, e"; other layers may take edges in place of the graph's features. Row-wise modules take only one kind.
 """
 
 from __future__ import annotations
@@ -11,14 +14,16 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from hongtu.errors import InputError
+from hongtu.nn.layer import Layer
+from hongtu.nn.whole_graph import rules_of
 
 INPUT = -1  # the features, among the numbers of the modules that give values
-FIRST_NAME = "x"
+FIRST_NAME, FIRST_EDGES = "x", "e"
 
 Entry = nn.Module | tuple[nn.Module | Callable[..., Any], str]
 
@@ -29,9 +34,10 @@ class Header:
 
     takes: tuple[str, ...]
     gives: str
+    edges: str | None = None
 
     def __str__(self) -> str:
-        return f"{', '.join(self.takes)} -> {self.gives}"
+        return f"{', '.join(self.takes)} -> {self.gives}" + (f", {self.edges}" if self.edges else "")
 
 
 class Modules(nn.ModuleList):
@@ -122,35 +128,127 @@ def as_modules(layers: Sequence[Entry]) -> Modules:
     return made
 
 
+class Source(NamedTuple):
+    """A value: rows of vertices or of edges, by the number of the module that gives it."""
+
+    number: int
+    of_edges: bool
+
+
 def resolve(modules: nn.ModuleList) -> list[tuple[int, ...]]:
-    """Per module, the numbers of the modules whose values it takes; INPUT for the features.
+    """Per module, the numbers of the modules whose rows of vertices it takes; INPUT for the features.
 
     Raises:
         InputError: for a name that nothing before has given.
     """
-    current, given = FIRST_NAME, {FIRST_NAME: INPUT}
+    return [tuple(number for number, of_edges in taken if not of_edges) for taken in resolve_all(modules)]
+
+
+def resolve_all(modules: nn.ModuleList) -> list[tuple[Source, ...]]:
+    """Per module, all values that it takes.
+
+    Raises:
+        InputError: for a name that nothing before has given, or values of which a module takes no such kind.
+    """
+    current, edges = FIRST_NAME, FIRST_EDGES
+    given = {FIRST_NAME: Source(INPUT, False), FIRST_EDGES: Source(INPUT, True)}
     sources = []
-    for index in range(len(modules)):
+    for index, module in enumerate(modules):
+        updates = isinstance(module, Layer) and module.updates_edges
         header = modules.headers[index] if isinstance(modules, Modules) else None
-        header = header or Header((current,), current)
+        header = header or (Header((current, edges), current, edges) if updates else Header((current,), current))
         for name in header.takes:
             if name not in given:
                 raise InputError(
                     f"layers[{index}]: takes {name!r}, which nothing before it gives; there are "
                     f"{', '.join(map(repr, given))} (edges reach every layer without being named)"
                 )
-        sources.append(tuple(given[name] for name in header.takes))
+        taken = tuple(given[name] for name in header.takes)
+        _check_kinds(f"layers[{index}] ({type(module).__name__})", module, header, taken, updates=updates)
+        sources.append(taken)
+        if taken[0].of_edges:
+            edges = header.gives
+            given[edges] = Source(index, True)
+            continue
         current = header.gives
-        given[current] = index
+        given[current] = Source(index, False)
+        if header.edges is not None:
+            edges = header.edges
+            given[edges] = Source(index, True)
     return sources
+
+
+def _check_kinds(title: str, module: nn.Module, header: Header, taken: tuple[Source, ...], *, updates: bool) -> None:
+    of_edges = sum(source.of_edges for source in taken)
+    if not isinstance(module, Layer):
+        if 0 < of_edges < len(taken):
+            raise InputError(
+                f'{title}: "{header}" takes rows of vertices and of edges, of which there are different numbers; '
+                "a hongtu.nn.Layer with update_edges(block, z, s, e) has both"
+            )
+        if of_edges and (rules_of(module) is not None):
+            raise InputError(
+                f'{title}: "{header}" normalises over all edges of the graph; use torch.nn.LayerNorm for rows of edges'
+            )
+    elif of_edges > 1 or taken[0].of_edges or (of_edges and taken[-1].number >= 0 and len(module.expand()) > 1):
+        raise InputError(
+            f'{title}: "{header}" takes {of_edges} values of edges, expected rows of vertices first, and at most one '
+            'of edges, of a layer with one aggregate: "x, e -> x, e"'
+        )
+    elif updates and not of_edges:
+        raise InputError(f'{title}: "{header}" has no rows of edges, and it updates them; name them: "x, e -> x, e"')
+    if header.edges is not None and not updates:
+        raise InputError(f'{title}: "{header}" gives two values, and it updates no edges; name one behind the arrow')
 
 
 def _check_all_taken(modules: Modules) -> None:
     """Refuse a module whose rows nothing takes: nothing would train it."""
-    taken = {number for sources in resolve(modules) for number in sources}
+    every = resolve_all(modules)
+    taken = {source.number for sources in every for source in sources}
     for index in range(len(modules) - 1):
         if index not in taken:
             raise InputError(f"layers[{index}]: nothing takes what it gives; name it in a header, or remove it")
+    if every and every[-1][0].of_edges:
+        raise InputError(
+            f"layers[{len(every) - 1}]: gives rows of edges, and a model's output has a row for each vertex; losses of "
+            "edges are those of hongtu.LinkLoss, which scores an edge by the outputs of its ends"
+        )
+
+
+class EdgeWiring(NamedTuple):
+    """What the aggregate of a layer finds of its edges.
+
+    Attributes:
+        states: the modules whose states it is made of, INPUT for the graph's features first.
+        modules: the row-wise modules that make it, in order; ``value``: the one that gives it, or a state.
+    """
+
+    states: tuple[int, ...]
+    modules: tuple[int, ...]
+    value: int
+
+
+def wire_edges(every: list[tuple[Source, ...]], layers: Sequence[int]) -> dict[int, EdgeWiring]:
+    """By the numbers of the layers that are given other rows of edges than the graph's features, or update them.
+
+    Args:
+        layers: the numbers of all layers.
+    """
+    found = {}
+    for layer in layers:
+        values = [source.number for source in every[layer] if source.of_edges]
+        needed, states = set[int](), set[int]()
+        left = list(values)
+        while left:
+            number = left.pop()
+            if number == INPUT or number in layers:
+                states.add(number)
+            elif number not in needed:
+                needed.add(number)
+                left += [source.number for source in every[number]]
+        if values:
+            found[layer] = EdgeWiring(tuple(sorted(states)), tuple(sorted(needed)), values[0])
+    return found
 
 
 @dataclass(frozen=True)
@@ -214,9 +312,9 @@ def wire(sources: list[tuple[int, ...]], layers: Sequence[int], readers: Sequenc
 def _parse(index: int, header: str) -> Header:
     """
     >>> _parse(0, "x, x0 -> x1")
-    Header(takes=('x', 'x0'), gives='x1')
+    Header(takes=('x', 'x0'), gives='x1', edges=None)
     """
-    found = re.fullmatch(r"\s*(\w+(?:\s*,\s*\w+)*)\s*->\s*(\w+)\s*", header)
+    found = re.fullmatch(r"\s*(\w+(?:\s*,\s*\w+)*)\s*->\s*(\w+)\s*(?:,\s*(\w+)\s*)?", header)
     if found is None:
         raise InputError(f'layers[{index}]: header {header!r}; expected names like "x" or "x, x0 -> x1"')
-    return Header(tuple(name.strip() for name in found[1].split(",")), found[2])
+    return Header(tuple(name.strip() for name in found[1].split(",")), found[2], found[3])

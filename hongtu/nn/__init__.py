@@ -17,6 +17,7 @@ from hongtu.nn.layers.appnp import APPNP
 from hongtu.nn.layers.cg import CGConv
 from hongtu.nn.layers.commnet import CommNetConv
 from hongtu.nn.layers.gat import GATConv
+from hongtu.nn.layers.gated_gcn import GatedGCNConv
 from hongtu.nn.layers.gatv2 import GATv2Conv
 from hongtu.nn.layers.gcn import GCNConv
 from hongtu.nn.layers.gcn2 import GCN2Conv
@@ -27,6 +28,7 @@ from hongtu.nn.layers.gine import GINEConv
 from hongtu.nn.layers.gmm import GMMConv
 from hongtu.nn.layers.graph_conv import GraphConv
 from hongtu.nn.layers.jumping import JumpingKnowledge
+from hongtu.nn.layers.mesh import MeshBlock
 from hongtu.nn.layers.nnconv import NNConv
 from hongtu.nn.layers.pna import PNAConv, degree_histogram
 from hongtu.nn.layers.powers import ChebConv, MixHopConv, SSGConv, TAGConv
@@ -60,12 +62,14 @@ __all__ = [
     "GINConv",
     "GINEConv",
     "GMMConv",
+    "GatedGCNConv",
     "GatedGraphConv",
     "GraphConv",
     "GraphNorm",
     "JumpingKnowledge",
     "Layer",
     "LayerNorm",
+    "MeshBlock",
     "MixHopConv",
     "MultiAggregation",
     "NNConv",

@@ -35,6 +35,7 @@ class Rows:
         factors: float [D, 2], or None: where all layers that need the statistics make the same two numbers of them,
             these in their place: D^-1/2, and what a sum over stored edges lacks of the vertex's self-loop.
         memo: what a layer computes from these rows alone and needs again in the same chunk.
+        of_edges: they are edges, by their ids.
 
     Where a graph has edge weights that some layers ignore, statistics have twice as many columns: those without weights
     come last.
@@ -44,6 +45,7 @@ class Rows:
     statistics: Tensor | None = None
     factors: Tensor | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
+    of_edges: bool = False
 
     def seen(self, ignores_weights: bool) -> Rows:
         """The same with statistics [D, 3 or 4]: those of edges without weights, or with them."""
@@ -69,7 +71,8 @@ class Block:
         edge_id_start: int64 [D], id of the first in-edge of each destination.
         num_graph_edges: E of the whole graph; ids from there on are free (self-loops that a layer adds).
         active: int32 [D], ascending destinations (new ids), or None where they are contiguous.
-        edge_features: float [E, F] of the run dtype, where the layer has ``uses_edge_features``; else None.
+        edge_features: float [E, F] of the run dtype, where the layer has ``uses_edge_features``: the graph's, or what a
+            header names, or what ``update_edges`` gave; else None.
         edge_type: int32 [E], where the layer has ``uses_edge_type``; else None.
         kept_ids: int64 [E], of a block that has lost some edges the ids of those that are left; else None.
     """
@@ -140,6 +143,11 @@ class Block:
             return self.kept_ids
         offset = self.edge_id_start - self.indptr[:-1]
         return offset[self.dst_of_edge] + torch.arange(self.num_edges, device=offset.device)
+
+    @cached_property
+    def rows_of_edges(self) -> Rows:
+        """The edges, as rows of a call."""
+        return Rows(ids=self.edge_ids, of_edges=True)
 
     def keeping(self, kept_E: Tensor) -> Block:
         """The same destinations and sources, with those of the edges where bool [E] is True."""

@@ -47,6 +47,8 @@ class Layer(torch.nn.Module):
         factors: of ``degree_factors``, what of these they are content with; None: nothing but the statistics.
         uses_edge_features: ``aggregate`` (or ``forward``) reads ``block.edge_features``; a graph without is refused.
         uses_edge_type: the same for ``block.edge_type``.
+        updates_edges: the layer gives every edge a new state, for layers after it: ``update_edges`` is overridden, or
+            ``forward(block, h)`` returns a pair, of which the second is the state of the block's edges; say so there.
         reads_input: of several that ``expand`` gives: ``update`` takes the h that went into the first, too; it is kept
             once for all.
         encode_edges: a module of one's own that may be set on an object: ``aggregate`` gets its rows for edge features.
@@ -130,6 +132,10 @@ class Layer(torch.nn.Module):
         return type(self).forward is not Layer.forward and type(self).aggregate is Layer.aggregate
 
     @property
+    def updates_edges(self) -> bool:
+        return type(self).update_edges is not Layer.update_edges
+
+    @property
     def rows(self) -> Rows:
         """The vertices of the current call."""
         assert self.context is not None and self.context.rows is not None, "no current rows: bind() the model first"
@@ -170,6 +176,27 @@ class Layer(torch.nn.Module):
             raise ValueError(f"{type(self).__name__}.reduce is {self.reduce!r}: expected 'sum', 'mean' or None")
         with_destinations, others = block.with_destinations()
         return self.forward(with_destinations, torch.cat([s, z[others]]))
+
+    def update_edges(self, block: Block, z: Tensor, s: Skip, e: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """z [S, F'] of the sources, s [D, ...] of the destinations, e [E, F] of the edges -> e' [E, F''], the edges'
+        states behind this layer, which ``aggregate`` then finds in ``block.edge_features``; or a pair of e' and of what
+        it finds there instead. A row of e' may depend on that edge, its ends, and other in-edges of its destination. A
+        ``Dropout`` inside draws by edge."""
+        raise NotImplementedError(f"{type(self).__name__} defines no update_edges(block, z, s, e)")
+
+    def aggregate_updated(self, block: Block, z: Tensor, s: Skip) -> tuple[Tensor, Tensor]:
+        """``aggregate`` and the new states of the edges, of those in ``block.edge_features``."""
+        if type(self).update_edges is Layer.update_edges:  # forward(block, h) returns both
+            found: Any = self.aggregate(block, z, s)
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise InputError(f"{type(self).__name__}: updates_edges, so forward must return the pair (h, e)")
+            return found
+        assert self.context is not None
+        rows, self.context.rows = self.context.rows, block.rows_of_edges
+        found = self.update_edges(block, z, s, block.edge_features)
+        self.context.rows = rows
+        states, seen = found if isinstance(found, tuple) else (found, found)
+        return self.aggregate(replace(block, edge_features=seen), z, s), states
 
     def aggregate_changed(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         """``aggregate``, of the edges that ``drop_edges`` leaves, and of features as ``encode_edges`` gives them, where

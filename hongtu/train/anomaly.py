@@ -74,9 +74,10 @@ class _Watch:
         """Called by a network with what a module returned."""
         self.network = network
         for x in tensors_in([out]):
-            self._see(f"what {title} returned", x, ids=rows.ids)
+            ids = None if rows.of_edges else rows.ids
+            self._see(f"what {title} returned", x, ids=ids)
             if x.requires_grad:
-                ids = rows.ids.clone()  # of a buffer that the next chunk overwrites
+                ids = None if ids is None else ids.clone()  # of a buffer that the next chunk overwrites
                 x.register_hook(partial(self._see, f"the gradient of what {title} returned", ids=ids))
 
     def parameter(self, name: str, gradient: Tensor) -> None:

@@ -85,7 +85,7 @@ class NetworkPlanner:
         self._spec, self._budget, dtype = spec, budget, spec.dtype
         check_edge_data(artifact, network)
         self._stored = artifact.topology.keeping(
-            edge_features=any(layer.uses_edge_features for layer in network.layers),
+            edge_features=any(map(network.reads_edge_features, range(len(network.layers)))),
             edge_type=any(layer.uses_edge_type for layer in network.layers),
         )
         self._clips = spec.stepping.clips or spec.hardware.staged  # optimizers on GPUs may change gradients

@@ -15,8 +15,12 @@ from tests.training import check, over_grid
 
 BASES = {"Aggregation", "Layer", "Normalization"}  # rows have classes made from them
 NO_MODULES = {"degree_histogram"}
-# Random: the same for every grain, but nobody else's.
-ELSEWHERE = {"Dropout": "tests/exact/test_dropout_training.py", "EdgeDropout": "tests/exact/test_dropped_edges.py"}
+ELSEWHERE = {
+    "Dropout": "tests/exact/test_dropout_training.py",  # random: the same for every grain, but nobody else's
+    "EdgeDropout": "tests/exact/test_dropped_edges.py",
+    "GatedGCNConv": "tests/exact/test_edge_states.py",  # edges have values of their own
+    "MeshBlock": "tests/exact/test_edge_states.py",
+}
 
 
 @pytest.mark.every

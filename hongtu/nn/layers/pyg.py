@@ -42,7 +42,9 @@ class PyGLayer(Layer):
         conv: a ``torch_geometric.nn.MessagePassing`` that runs on bipartite graphs, between [S, F] and [D, F]; or takes
             one tensor [V, F], where what it gives for a vertex depends on that vertex, its in-edges and their sources
             alone, which is tried on a small graph.
+            A ``MetaLayer`` without a global model, too.
         square: it is given one tensor, though it might take a pair.
+        updates_edges: it returns what edges have from then on behind the rows, (x, edge_attr), and is given one tensor.
 
     Raises:
         ValueError: for a convolution that takes no pair and needs more of the graph (degrees of sources, as GCNConv, or
@@ -52,11 +54,13 @@ class PyGLayer(Layer):
     """
 
     edge_data_optional = True
+    updates_edges = False
 
-    def __init__(self, conv: torch.nn.Module, square: bool = False) -> None:
+    def __init__(self, conv: torch.nn.Module, square: bool = False, updates_edges: bool = False) -> None:
         super().__init__()
         _check(conv)
-        self.square = square or not _takes_pair(conv)
+        self.updates_edges = updates_edges or type(conv).__name__ == "MetaLayer"
+        self.square = square or self.updates_edges or not _takes_pair(conv)
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
         self._takes, self._takes_size = [*parameters], "size" in parameters
@@ -72,7 +76,7 @@ class PyGLayer(Layer):
             with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # tried when it is given rows
                 self._check_local(width if isinstance(width, int) and width > 0 else 4, beside)
 
-    def forward(self, block: Block, h: Tensor) -> Tensor:
+    def forward(self, block: Block, h: Tensor) -> Any:
         bipartite = self._takes_size and not self._given_one
         options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
         if self.weighted and block.edge_weight is not None:
@@ -84,7 +88,8 @@ class PyGLayer(Layer):
         if self._given_one:
             if not self._is_local:
                 self._check_local(h.shape[1], options)
-            return self.conv(h, block.edge_index, **options)[: block.num_dst]
+            found = self.conv(h, block.edge_index, **options)
+            return (found[0][: block.num_dst], found[1]) if self.updates_edges else found[: block.num_dst]
         try:
             return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
         except (AttributeError, TypeError, RuntimeError, IndexError) as error:
@@ -155,9 +160,11 @@ class PyGLayer(Layer):
         rows = torch.unique(torch.cat([destination[own], source[own]]))  # 0 to 2 first, as they are destinations
         near = torch.stack([torch.searchsorted(rows, ends[own]) for ends in (source, destination)])
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            whole = conv(x, torch.stack([source, destination]), **options)[:3]
-            part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})[:3]
-        if not torch.allclose(whole, part, rtol=1e-4, atol=1e-5):
+            whole = conv(x, torch.stack([source, destination]), **options)
+            part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})
+        if self.updates_edges:  # those of own edges follow from own rows, or the survey finds out
+            whole, part = whole[0], part[0]
+        if not torch.allclose(whole[:3], part[:3], rtol=1e-4, atol=1e-5):
             raise InputError(
                 f"PyGLayer({name}): what it gives for a vertex depends on more than its in-edges and their sources, "
                 f"all that a chunk has; {_remedy(name)}"
@@ -178,6 +185,10 @@ def _check(conv: torch.nn.Module) -> None:
         raise ValueError(f"PyGLayer({name}): cached=True keeps one graph, chunks are many; {remedy} or cached=False")
     if getattr(conv, "flow", "source_to_target") != "source_to_target":
         raise ValueError(f"PyGLayer({name}): flow={conv.flow!r}, expected 'source_to_target'; reverse the edges")
+    if getattr(conv, "global_model", None) is not None:
+        raise ValueError(
+            f"PyGLayer({name}): its global_model takes all vertices and edges, of which a chunk has some; leave it out"
+        )
     beside = ("edge_weight", "edge_attr", "edge_type", "size")
     parameters = inspect.signature(conv.forward).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -77,8 +77,8 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
     extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()))
     for p in plan.passes.train:
         sparse = sum(width[name] for name in (p.exchange, p.flush) if name is not None)
-        own = sum(width[name] for name in (*p.inputs, *p.gradients, *p.written))
-        sparse_bytes, own_bytes = (v * columns * plan.shape.itemsize for columns in (sparse, own))
+        own = sum(plan.count(p, name) * width[name] for name in (*p.inputs, *p.gradients, *p.written))
+        sparse_bytes, own_bytes = (numbers * plan.shape.itemsize for numbers in (v * sparse, own))
         if linked:
             total += sparse_bytes / hardware.host_link + own_bytes / hardware.contiguous_link
         work = pass_work(plan, p, extent)

@@ -94,9 +94,11 @@ def partition_work(
     extent = Extent(int(num_dst.sum()), int(edges.sum()), int(sources.sum()), int(np.count_nonzero(num_dst)))
     work = pass_work(plan, p, extent)
     item, width = plan.shape.itemsize, plan.passes.width
-    widest = max((width[name] for name in (*p.inputs, *p.gradients, *p.written)), default=0)
+    touched = (*p.inputs, *p.gradients, *p.written)
+    widest = max((width[name] for name in touched if name not in plan.passes.of_edges), default=0)
+    of_edges = max((width[name] for name in touched if name in plan.passes.of_edges), default=0)
     row = item * _exchanged_columns(plan, p)
-    largest = int(num_dst.max()) * widest * item
+    largest = max(int(num_dst.max()) * widest, int(edges.max()) * of_edges) * item
     if p.layer is not None and plan.shape.layers[p.layer].reduce is None:
         largest = max(largest, int(sources.max()) * row)
     fresh = _larger(num_dst, widest * item, largest_reused) * (work.swept - work.swept_sources)

@@ -5,14 +5,15 @@ Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import padded
 from hongtu.plan.cache.transfer import BatchLimits
-from hongtu.plan.memory.structure import FLOAT, SIZES, Needs, device_entries
-from hongtu.plan.passes.definition import FEATURES, Pass
+from hongtu.plan.memory.structure import FLOAT, SIZES, Needs, Over, device_entries
+from hongtu.plan.passes.definition import FEATURES, Pass, PassList
 from hongtu.plan.passes.shapes import NetworkShape
 
 
@@ -44,7 +45,7 @@ class Buffer:
 def pass_buffers(
     p: Pass,
     shape: NetworkShape,
-    width: dict[str, int],
+    passes: PassList,
     needs: Needs,
     topology: Topology,
     limits: BatchLimits,
@@ -61,10 +62,12 @@ def pass_buffers(
         apart: its vertex rows are padded.
     """
     own = slice(device * topology.chunks, (device + 1) * topology.chunks)
-    most = device_entries(topology)[device].most
+    most, width = device_entries(topology)[device].most, passes.width
     d = most["destinations"]
     staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
-    buffers = {name: Buffer((d, width[name]), FLOAT, padded=apart) for name in dict.fromkeys(staged)}
+    buffers = {
+        name: Buffer((most[passes.over(name)], width[name]), FLOAT, padded=apart) for name in dict.fromkeys(staged)
+    }
     if FEATURES in p.inputs and shape.sparse_input is not None:
         buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(topology)[own].max()))
     if not structure:
@@ -117,14 +120,14 @@ def cached_rows(p: Pass, resident: frozenset[str]) -> tuple[str, ...]:
 
 
 def staged(
-    p: Pass, buffers: dict[str, Buffer], width: dict[str, int], limits: BatchLimits, num_dst: int, kept: frozenset[str],
-    sets: int,
+    p: Pass, buffers: dict[str, Buffer], passes: PassList, limits: BatchLimits, most: Mapping[Over, int],
+    kept: frozenset[str], sets: int,
 ) -> tuple[dict[str, Buffer], dict[str, Buffer]]:  # fmt: skip
     """The buffers of a pass where device and host have memories of their own.
 
     Args:
         buffers: those it has anyway.
-        num_dst: destinations of the device's largest chunk.
+        most: what the device's largest chunk has entries for.
         kept: the tensors that stay on the devices.
         sets: of staging memory.
 
@@ -132,8 +135,8 @@ def staged(
         the buffers on the device, rows on their way to the host among them, which are as they will be there, and the
         pinned ones on the host, through which everything goes that is not read from or stored in host rows as it is.
     """
-    rows = *p.inputs, *p.gradients, "aggregate"
-    away = {name: Buffer((num_dst, width[name]), FLOAT) for name in p.written if name not in kept}
+    rows, width = (*p.inputs, *p.gradients, "aggregate"), passes.width
+    away = {name: Buffer((most[passes.over(name)], width[name]), FLOAT) for name in p.written if name not in kept}
     device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
     if p.flush is not None and p.flush not in kept:
         device["flush_rows"] = Buffer((limits.loads, width[p.flush]), FLOAT)

@@ -6,9 +6,10 @@ and gradient rows that its caches let go, chunk by chunk. So whatever is read is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Kept:
 
     Attributes:
         start, end: int64 [m], the first vertex of every partition, and the one behind those that are in memory.
+        edges: the chunks whose in-edges the tensor has rows of; None: it has those of vertices.
 
     >>> kept = Kept(np.array([0, 10]), np.array([2, 13]))
     >>> kept.rows, kept.has(1, 12), kept.has(1, 13)
@@ -42,11 +44,16 @@ class Kept:
 
     start: np.ndarray
     end: np.ndarray
+    edges: Topology | None = None
+
+    def at(self, vertex: Any) -> Any:
+        """The row with which those of a vertex, or of several, begin, or would."""
+        return vertex if self.edges is None else self.edges.in_edge_start[vertex]
 
     @property
     def rows(self) -> int:
         """How many there are."""
-        return int((self.end - self.start).sum())
+        return int((self.at(self.end) - self.at(self.start)).sum())
 
     def has(self, partition: int, first: int) -> bool:
         """Whether the rows of a chunk are among them, which begins with a vertex."""
@@ -54,10 +61,10 @@ class Kept:
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """int32, where those of some rows are that are among them."""
-        partition = np.searchsorted(self.start, rows, side="right") - 1
-        count = self.end - self.start
-        place = rows - (self.start - (np.cumsum(count) - count))[partition]
-        return place[rows < self.end[partition]].astype(np.int32)
+        start, end = self.at(self.start), self.at(self.end)
+        partition = np.searchsorted(start, rows, side="right") - 1
+        place = rows - (start - (np.cumsum(end - start) - (end - start)))[partition]
+        return place[rows < end[partition]].astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +175,7 @@ class DiskPlan:
         for p in givers:
             if name in p.written and p.name in wanted:
                 layout.own[p.name, name] = at = aligned(at)
-                at += self._topology.num_vertices * self._row(name)
+                at += int(self._kept[name].at(self._topology.num_vertices)) * self._row(name)
             if p.flush == name and self._moves(p):
                 start, backward = self._view(p).chunk_start, p.direction == "backward"
                 layout.flushed[p.name, name], at = self._region(p, name, start, at, "chunk", retiring=not backward)
@@ -207,13 +214,14 @@ def is_straight(p: Pass, name: str, layout: DiskLayout, view: Callable[[Pass], T
 
 
 def disk_staging(
-    p: Pass, device: int, layout: DiskLayout, spilled: Iterable[str], view: Callable[[Pass], Topology],
+    p: Pass, device: int, layout: DiskLayout, kept: Mapping[str, Kept], view: Callable[[Pass], Topology],
     width: dict[str, int], sets: int, itemsize: int,
 ) -> dict[str, Buffer]:  # fmt: skip
     """The host memory through which a pass's rows come from the disk and go there, for one device, by name."""
     start, n, found = view(p).chunk_start, view(p).chunks, dict[str, Buffer]()
-    most = -(-int(np.diff(start[device * n : (device + 1) * n + 1]).max()) // EVEN) * EVEN
-    for name in sorted(spilled):
+    for name in sorted(kept):
+        ends = kept[name].at(start[device * n : (device + 1) * n + 1])
+        most = -(-int(np.diff(ends).max()) // EVEN) * EVEN
         columns = width[name]
         reads = name in (*p.inputs, *p.gradients)
         straight = reads and (name == FEATURES or is_straight(p, name, layout, view))

@@ -88,6 +88,24 @@ class PlannedMemory:
         """int32 [m, B], the chunks that a pass computes, batch by batch."""
         return self.schedules[self.view_of(p)]
 
+    def edges_of(self, p: Pass, name: str) -> Topology | None:
+        """The chunks whose in-edges a tensor that a pass reads or writes has rows of; None: it has those of vertices."""
+        if (layer := self.passes.of_edges.get(name)) is None:
+            return None
+        makes = (q for q in self.passes.every if (q.layer, q.when) == (layer, p.when) and q.direction != "backward")
+        return self.view(next(makes))
+
+    def places(self, p: Pass, name: str) -> str | None:
+        """The array that says which of the rows that a chunk has in a tensor a pass reads or writes; None: all."""
+        edges, view = self.edges_of(p, name), self.view(p)
+        if edges is None:
+            return None if view.active is None else "row_in_chunk"
+        return None if edges.active is view.active else f"edge_in_chunk {self.passes.of_edges[name]}"
+
+    def count(self, p: Pass, name: str) -> int:
+        """Rows of a tensor that a pass reads or writes, if it does."""
+        return self.view(p).num_edges if name in self.passes.of_edges else int(self.view(p).num_dst.sum())
+
     def exchange_plan(self, p: Pass) -> TransferPlan | None:
         """What a pass exchanges, if it does."""
         found = self.transfers.get(p.name)
@@ -256,7 +274,7 @@ class PlannedMemory:
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
         width, sets, item = self.passes.width, self.disk_sets(p), self.shape.itemsize
-        beside = disk_staging(p, device, self.disk, self.spilled, self.view, width, sets, item)
+        beside = disk_staging(p, device, self.disk, self.kept, self.view, width, sets, item)
         return self._buffers(p, device)[1] | beside
 
     def disk_sets(self, p: Pass) -> int:
@@ -279,26 +297,38 @@ class PlannedMemory:
         """Of every spilled tensor the rows that are in host memory all the same."""
         first = np.arange(self.topology.partitions) * self.topology.chunks
         start, ends = self.topology.partition_start[:-1], self.topology.chunk_start
-        return {name: Kept(start, ends[first + chunks]) for name, chunks in self.spilled.items()}
+        edges = self.passes.of_edges
+        return {
+            name: Kept(start, ends[first + chunks], self.topology if name in edges else None)
+            for name, chunks in self.spilled.items()
+        }
 
-    def in_memory(self, name: str) -> int:
-        """How many rows of a host tensor are in its memory."""
-        return self.kept[name].rows if name in self.kept else self.topology.num_vertices
+    def in_memory(self, name: str, p: Pass | None = None) -> int:
+        """How many rows of a host tensor, which a pass makes, are in its memory."""
+        if name in self.kept:
+            return self.kept[name].rows
+        edges = None if p is None else self.edges_of(p, name)
+        return self.topology.num_vertices if edges is None else edges.num_edges
 
     def has_memory(self, name: str) -> bool:
         """Whether a host tensor is there: all of its rows, if there are any, or those that are not on the disk."""
-        return name not in self.kept or self.kept[name].rows > 0
+        return name not in self.kept or bool((self.kept[name].end > self.kept[name].start).any())
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
-        width, limits, view = self.passes.width, self.limits_of(p)[device], self.view(p)
-        structure, needs = self.structure_stays(p), self.needs(p)
+        passes, limits, view = self.passes, self.limits_of(p)[device], self.view(p)
+        structure, needs, most = self.structure_stays(p), self.needs(p), device_entries(view)[device].most
         own = pass_buffers(
-            p, self.shape, width, needs, view, limits, device, self.resident, structure=structure, apart=self.apart
+            p, self.shape, passes, needs, view, limits, device, self.resident, structure=structure, apart=self.apart
         )
+        own |= {places: Buffer((most["edges"],), "int32") for places in self.edge_places(p)}
         if not self.choice.staging:
             return own, {}
-        num_dst = device_entries(view)[device].most["destinations"]
-        return staged(p, own, width, limits, num_dst, self.resident, self.choice.staging)
+        return staged(p, own, passes, limits, most, self.resident, self.choice.staging)
+
+    def edge_places(self, p: Pass) -> dict[str, str]:
+        """By the arrays that say which rows of edges a pass reads or writes, a tensor of each."""
+        touched = (name for name in (*p.inputs, *p.gradients, *p.written) if name in self.passes.of_edges)
+        return {places: name for name in touched if (places := self.places(p, name)) is not None}
 
     def capacity(self, p: Pass, device: int) -> int:
         """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
@@ -326,6 +356,9 @@ class PlannedMemory:
 
     def resident_rows(self, name: str, device: int) -> int:
         """Rows that a resident tensor has on a device: its partition's, and slots for those of peers."""
+        if name in self.passes.of_edges:
+            ends = self.topology.partition_start[device : device + 2]
+            return int(np.diff(self.topology.in_edge_start[ends])[0])
         return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
 
     def resident_bytes(self, name: str, device: int) -> int:

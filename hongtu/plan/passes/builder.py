@@ -37,6 +37,7 @@ def plan_passes(
         for name in (z, *s)
     }
     wanted |= {names.value[value.number] for value in shape.values if value.trained or not constants}
+    wanted |= {names.states[k] for k in names.states if shape.layers[k].gives_trained or not constants}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, save=save, prune=prune, halo=halo)
@@ -69,6 +70,7 @@ def plan_passes(
         on_host=frozenset(on_host),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
         returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
+        of_edges={name: k for k, state in names.states.items() for name in (state, gradient(state))},
     )
 
 
@@ -90,7 +92,8 @@ class _Names:
     """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors.
 
     Attributes:
-        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features.
+        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features; ``states``: those of
+            edges, by the layer that gives them.
     """
 
     def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:
@@ -113,6 +116,8 @@ class _Names:
             name = f"v{value.stage}.{value.number}" if value.same_as is None else own[value.same_as]
             self.value[value.number] = name
             self.width[name] = value.columns
+        self.states = {k: f"e{k}" for k, layer in enumerate(shape.layers) if layer.gives}
+        self.width.update({name: shape.layers[k].gives for k, name in self.states.items()})
         self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
 
     def returned(self, stage: int) -> tuple[str, ...]:
@@ -212,7 +217,9 @@ class _Builder:
             source=f"a{k}" if from_cache else self.names.z[k] if layer.norm else None,
             s=() if from_cache and layer.combined else self.names.s[k],
             values=self.names.taken(k + 1),
-            outputs=tuple(gradient(name) for name in outputs) if loss else outputs,
+            states=tuple(self.names.states[of] for of in layer.states),
+            gives=self.names.states.get(k),
+            outputs=tuple(gradient(name) for name in outputs) if loss else outputs + self._given(k),
             checkpoint=f"a{k}" if returns and layer.linear and not (from_cache or layer.norm or saves) else None,
             moments=self._moments(k + 1),
             loss=loss,
@@ -226,7 +233,8 @@ class _Builder:
         layer, names = self.shape.layers[k], self.names
         values = names.taken(k + 1)
         own = (names.z[k],) if layer.norm else names.s[k]
-        direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values))
+        states = tuple(names.states[of] for of in layer.states)
+        direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values, *states))
         from_cache, saves = k == self.cached - 1, self._saves(k)
         linear = from_cache or (layer.linear and not fused)
         checkpoint = f"a{k}" if linear and not saves else None
@@ -239,7 +247,9 @@ class _Builder:
             source=names.z[k] if layer.norm else checkpoint,
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             values=values,
-            gradients=() if fused else self._gradients(k + 1),
+            states=states,
+            gives=names.states.get(k),
+            gradients=() if fused else self._gradients(k + 1, *self._given(k)),
             moments=self._returned_moments(k + 1),
             direct=direct,
             loss=fused,
@@ -281,9 +291,13 @@ class _Builder:
     def _moments(self, stage: int) -> str | None:
         return self.names.z[stage] if stage <= self.last and self.shape.layers[stage].norm else None
 
-    def _gradients(self, stage: int) -> tuple[str, ...]:
-        """Of a stage's outputs."""
-        outputs = self.names.stage_outputs(stage)
+    def _given(self, k: int) -> tuple[str, ...]:
+        """The states that layer k gives edges."""
+        return (self.names.states[k],) if k in self.names.states else ()
+
+    def _gradients(self, stage: int, *states: str) -> tuple[str, ...]:
+        """Of a stage's outputs, and of what the aggregate before it gives edges."""
+        outputs = (*self.names.stage_outputs(stage), *states)
         return tuple(gradient(name) for name in outputs if name in self.wanted or name == OUTPUT)
 
     def _returned_moments(self, stage: int) -> str | None:
@@ -298,7 +312,7 @@ class _Builder:
 
     def _goes_back(self, k: int) -> bool:
         """Whether layer k has a backward pass: the loss is behind it, or something that gets a gradient."""
-        return k == self.last or bool(set(self.names.stage_outputs(k + 1)) & self.wanted)
+        return k == self.last or not self.wanted.isdisjoint((*self.names.stage_outputs(k + 1), *self._given(k)))
 
     def _hops(self, k: int, *, train: bool = True) -> int | None:
         if self.halo is not None:

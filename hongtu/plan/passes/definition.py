@@ -6,12 +6,13 @@ Each saving is a rewrite of this list; the runtime replays passes and never asks
 
 Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``v{l}.{n}`` (a value that module n gives in
 stage l and later stages take), ``a{l}`` (output of the aggregate: a checkpoint), ``output``; their gradients carry the
-prefix ``grad ``. A tensor that aliases another has its name.
+prefix ``grad ``. A tensor that aliases another has its name. ``e{l}`` has rows of edges, their states behind layer l: of
+all in-edges of the destinations that its pass computes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -40,13 +41,14 @@ class Pass:
             normalisation normalises.
         s: the s elements of ``layer`` that are read by contiguous rows.
         values: what the stage takes from earlier stages, read by contiguous rows.
+        states: states of edges that the aggregate takes, read by contiguous rows; ``gives``: those that it gives.
         gradients: gradient tensors of the stage's outputs, read by contiguous rows.
         outputs: vertex tensors that the stage writes by contiguous rows (forward).
         checkpoint: vertex tensor that keeps the aggregate's output, or None (forward).
         moments: the stage's output that the next layer normalises, or None: forward gathers mean and variance of its
             columns, backward adds what comes back by way of these to its gradient.
-        direct: for each s element of ``layer`` (or for the features), then for each of the values, the tensor its
-            gradient goes to, or None.
+        direct: for each s element of ``layer`` (or for the features), then for each of the values and of the states,
+            the tensor its gradient goes to, or None.
         loss: the loss and its gradient are evaluated on the stage's output.
         edge_loss: after the pass, a loss over edges and its gradient are evaluated on the host, from the whole output.
         saves: what the stage computed stays on the device until backward, which then computes nothing again.
@@ -67,6 +69,8 @@ class Pass:
     source: str | None = None
     s: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    gives: str | None = None
     gradients: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpoint: str | None = None
@@ -90,7 +94,7 @@ class Pass:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Vertex tensors read by contiguous rows, each once."""
-        names = (() if self.source is None else (self.source,)) + self.s + self.values
+        names = (() if self.source is None else (self.source,)) + self.s + self.values + self.states
         names = tuple(name for name in names if name not in self.has)
         if self.moments is not None and self.saves and self.direction == "backward":
             names += (self.moments,)  # which is not computed again
@@ -125,6 +129,7 @@ class PassList:
         on_host: vertex tensors that must not stay on the devices: results, what the host itself works on.
         layer_inputs: per layer, its z and the elements of its s.
         returned: per stage, the tensors that running it gives, in order; the features are no output.
+        of_edges: the tensors with rows of edges, each with the layer behind which these are their states.
     """
 
     train: tuple[Pass, ...]
@@ -137,6 +142,11 @@ class PassList:
     on_host: frozenset[str]
     layer_inputs: tuple[tuple[str, ...], ...]
     returned: tuple[tuple[str, ...], ...]
+    of_edges: dict[str, int] = field(default_factory=dict)
+
+    def over(self, name: str) -> Literal["destinations", "edges"]:
+        """What of a chunk a tensor has a row for."""
+        return "edges" if name in self.of_edges else "destinations"
 
     @property
     def every(self) -> tuple[Pass, ...]:

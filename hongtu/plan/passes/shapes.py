@@ -47,6 +47,9 @@ class LayerShape:
             exchanged.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
+        states: the layers whose states of edges it takes.
+        gives: columns of the states that it gives edges, 0 where no later layer takes any; ``gives_trained``: they
+            depend on something that is trained.
     """
 
     z: int
@@ -61,6 +64,9 @@ class LayerShape:
     trained: bool = True
     edge_features: bool = False
     edge_type: bool = False
+    states: tuple[int, ...] = ()
+    gives: int = 0
+    gives_trained: bool = False
     norm: bool = False
     factors: tuple[bool, bool] | None = None
     ignores_weights: bool = False

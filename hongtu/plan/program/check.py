@@ -18,7 +18,7 @@ from hongtu.plan.program.check_spilled import Spilled
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import Call, Copy, Ref
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.rows import DESTINATIONS, SOURCES, PartOfChunk, Picked, SlotsOfSources
+from hongtu.plan.program.rows import DESTINATIONS, SOURCES, OwnRows, PartOfChunk, Picked, SlotsOfSources
 
 GIVEN = (  # on the host from the start
     FEATURES, "ids", "statistics", "factors", "edge_id_start", "labels", "loss_bits",
@@ -57,8 +57,8 @@ class _Memory:
         self.left: dict[str, np.ndarray] = {}  # of host tensors, rows that are on their way to other ranks
         self.disk = Spilled()
 
-    def _all(self, value: bool) -> np.ndarray:
-        return np.full(self.num_vertices, value)
+    def _all(self, value: bool, rows: int | None = None) -> np.ndarray:
+        return np.full(self.num_vertices if rows is None else rows, value)
 
     @property
     def alive(self) -> set[tuple[str, str]]:
@@ -67,7 +67,9 @@ class _Memory:
     def place(self, x: moves.Place) -> None:
         key = x.name, x.where
         demand(key not in self.written, f"{x.name} is placed twice")
-        self.written[key], self.zeroed[key] = self._all(False), self._all(x.zero is True)
+        rows = self.num_vertices if x.kept is None else int(x.kept.at(self.num_vertices))
+        rows = max(sum(x.rows), rows)  # of edges there may be more
+        self.written[key], self.zeroed[key] = self._all(False, rows), self._all(x.zero is True, rows)
         if isinstance(x.zero, np.ndarray):
             self.zeroed[key][x.zero] = True
         if x.where == "device":
@@ -93,8 +95,10 @@ class _Memory:
         key = name, where
         if not len(rows):
             return
-        if where == "chunk" and key not in self.written:
-            self.written[key], self.zeroed[key] = self._all(False), self._all(False)
+        if where == "chunk" and len(self.written.get(key, ())) <= rows.max():  # nobody has said how many there are
+            known = self.written.get(key, self._all(False))
+            self.written[key] = np.append(known, self._all(False, max(0, int(rows.max()) + 1 - len(known))))
+            self.zeroed[key] = np.zeros_like(self.written[key])
         demand(key in self.written, f"{name} ({where}) is not there")
         if where == "host" and name in self.left:
             late = self.left[name][rows]
@@ -199,8 +203,8 @@ class _Pass:
             busy = p.view.num_dst[i * p.view.chunks : (i + 1) * p.view.chunks] > 0
             demand(bool((ran[busy] == 1).all()), f"{self.at}, device {i}: a chunk is left out or runs twice")
 
-    def _own_rows(self, chunk: int) -> np.ndarray:
-        return np.r_[self.p.view.destinations(chunk)]
+    def _own_rows(self, chunk: int, rows: OwnRows = DESTINATIONS) -> np.ndarray:
+        return rows.of(self.p.view, chunk)
 
     def _step(self, x: Instruction) -> None:
         match x:
@@ -261,14 +265,14 @@ class _Pass:
             memory.write(dst.tensor, "host", rows[here], Stores(stores))
 
     def _write(self, x: Copy) -> None:
-        name, stores, kept = x.dst.tensor, x.dst.access, x.dst.kept
+        name, stores, kept, own = x.dst.tensor, x.dst.access, x.dst.kept, x.dst.rows
         demand(name in self.sent, "nothing was written to be delivered")
         sent, away = self.sent[name], self.memory.disk.on_disk(kept)
         demand(sent.kept is kept, f"{name} was written to other memory")
         demand(not away or name in self.spilled, f"the rows of {name} are never spilled")
-        assert isinstance(sent.access, Stores) and isinstance(stores, Stores)
+        assert isinstance(sent.access, Stores) and isinstance(stores, Stores) and isinstance(own, OwnRows)
         for _, chunk in (one for one in self.chunks if one not in away):
-            rows = self._own_rows(chunk)
+            rows = self._own_rows(chunk, own)
             alike = bool(np.all(sent.access.of(rows) == stores.of(rows)))
             demand(alike, f"{name} was written to be stored where it is added, or the other way round")
             self.memory.write(name, "host", rows, Stores(stores.of(rows)))
@@ -284,13 +288,13 @@ class _Pass:
             self.sources = {chunk: src.rows.of(i, self.batch) for i, chunk in self.chunks}
             if fills:
                 memory.slots.setdefault(name, {}).update(self.sources)
-        elif src.where == "host" and src.rows is DESTINATIONS:
+        elif src.where == "host" and isinstance(src.rows, OwnRows):
             away, same = memory.disk.on_disk(src.kept), memory.disk.here.get((src.tensor, "rows")) is src.kept
             demand(same, f"the rows of {src.tensor} that are on the disk are not those that were recalled")
             for _, chunk in (one for one in self.chunks if one not in away):
-                memory.read(src.tensor, "host", self._own_rows(chunk))
+                memory.read(src.tensor, "host", self._own_rows(chunk, src.rows))
                 if fills and (name, "device") in memory.written:
-                    memory.write(name, "device", self._own_rows(chunk), Stores(True))
+                    memory.write(name, "device", self._own_rows(chunk, src.rows), Stores(True))
         self.registers |= set() if fills else {name}
 
     _read = _topology
@@ -316,16 +320,18 @@ class _Pass:
         """What a kernel does to rows that are in no register."""
         memory = self.memory
         if y.kernel == "write":
-            picks = self.p.view.active is not None
-            demand(("row_in_chunk" in y.takes) == picks, f"{at.tensor} is written to other rows than the pass computes")
+            assert isinstance(at.rows, OwnRows)
+            picks = any(at.rows.index(self.p.view, chunk) is not None for _, chunk in self.chunks)
+            demand((at.rows.places in y.takes) >= picks, f"{at.tensor} is written to other rows than the pass computes")
         if isinstance(at.rows, PartOfChunk) and y.gives == ("slot_of_source",):
             self.sources = memory.slots[at.tensor]
-        elif at.rows is DESTINATIONS and at.where == "host":
+        elif isinstance(at.rows, OwnRows) and at.where == "host":
             self.sent[at.tensor] = at
-        elif at.rows in (DESTINATIONS, SOURCES):
+        elif isinstance(at.rows, OwnRows) or at.rows is SOURCES:
             for i, chunk in self.chunks:
-                rows = self._own_rows(chunk)
-                if at.rows is SOURCES:
+                if isinstance(at.rows, OwnRows):
+                    rows = self._own_rows(chunk, at.rows)
+                else:
                     rows = self.p.view.neighbour_set(chunk)
                     self.slots.take(at.tensor, i, self.sources[chunk], rows, f"chunk {chunk}")
                     if (at.tensor, at.where) not in memory.written:

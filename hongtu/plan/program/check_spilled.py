@@ -44,7 +44,7 @@ class Spilled:
         assert there.kept is not None
         if isinstance(rows, Summed):
             for i, number in self.on_disk(there.kept):
-                self._sum(name, rows, i, number)
+                self._sum(name, rows, there.kept, i, number)
         elif isinstance(rows, Bucket):
             for i, buckets in enumerate(rows.region.buckets):
                 wanted = {(i, int(chunk)) for chunk in np.flatnonzero(buckets.count[self._batch])}
@@ -52,11 +52,11 @@ class Spilled:
                 demand(not left, f"device {i}: {name} of chunks {sorted(c for _, c in left)} was never spilled")
         self.here[name, "bucket" if isinstance(rows, Bucket) else "rows"] = there.kept
 
-    def _sum(self, name: str, rows: Summed, i: int, number: int) -> None:
+    def _sum(self, name: str, rows: Summed, kept: Kept, i: int, number: int) -> None:
         """What was given of a chunk."""
         view = self._p.view
-        known, chunk = np.zeros(view.num_vertices, dtype=np.bool_), number - i * view.chunks
-        first, end = (int(v) for v in view.chunk_start[number : number + 2])
+        known, chunk = np.zeros(int(kept.at(view.num_vertices)), dtype=np.bool_), number - i * view.chunks
+        first, end = (int(kept.at(v)) for v in view.chunk_start[number : number + 2])
         for given in rows.given:
             if given.own is not None:
                 there = self.own.get(given.own, np.zeros_like(known))[given.own_rows(first, end)]
@@ -81,9 +81,11 @@ class Spilled:
             return
         assert isinstance(rows, Laid)
         if rows.own is not None:
-            known = self.own.setdefault(rows.own, np.zeros(self._p.view.num_vertices, dtype=np.bool_))
+            assert there.kept is not None
+            every = int(there.kept.at(self._p.view.num_vertices))
+            known = self.own.setdefault(rows.own, np.zeros(every, dtype=np.bool_))
             for _, number in self.on_disk(there.kept):
-                known[slice(*self._p.view.chunk_start[number : number + 2])] = True
+                known[slice(*there.kept.at(self._p.view.chunk_start[number : number + 2]))] = True
         self._give(rows.takers)
 
     def _give(self, takers: tuple[Region, ...]) -> None:

@@ -13,7 +13,7 @@ from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Call, Ref, call, with_drops
-from hongtu.plan.program.operands import gradient_cache, stays_at, stores, value_cache, where
+from hongtu.plan.program.operands import gradient_cache, own_rows, stays_at, stores, value_cache, where
 from hongtu.plan.program.rows import FRONT, SOURCES
 
 OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows
@@ -46,7 +46,6 @@ class _Body:
         self.of_rows = tuple(name for name in self.structure if name in OF_ROWS)
         self.pruned = plan.view(p).active is not None
         self.block = (*self.structure, *("active",) * (plan.needs(p).identity and self.pruned))
-        self.picks = ("row_in_chunk",) * self.pruned
 
     def opening(self) -> Iterator[Call]:
         """Registers of what is on the device."""
@@ -65,12 +64,13 @@ class _Body:
             yield call("dense", *(f"{FEATURES} {part}" for part in PARTS), gives=FEATURES, buffer=FEATURES)
         for name in (*p.inputs, *p.gradients):
             if where(plan, name) == "device":
-                yield call("view", gives=name, at=Ref(tensor=name))
-                if pruned:
-                    yield call("pick", name, "row_in_chunk", gives=name, buffer=name)
+                yield call("view", gives=name, at=Ref(tensor=name, rows=own_rows(plan, p, name)))
+                if (places := plan.places(p, name)) is not None:
+                    yield call("pick", name, places, gives=name, buffer=name)
                     brought.append(name)
             elif where(plan, name) == "chunk":
-                yield call("view", gives=name, at=Ref(tensor=name, where="chunk"), last=name in p.frees)
+                own = Ref(tensor=name, where="chunk", rows=own_rows(plan, p, name))
+                yield call("view", gives=name, at=own, last=name in p.frees)
         if p.saves and p.direction == "forward":  # staging is filled again
             yield call("copy", *brought, gives=tuple(brought))
 
@@ -103,7 +103,7 @@ class _Body:
             yield self._loss()
             incoming: tuple[str | None, ...] = (gradient(OUTPUT),)
         else:
-            names = (gradient(name) for name in self.gives)
+            names = (gradient(name) for name in (*self.gives, *self._given))
             incoming = tuple(name if name in p.gradients else None for name in names)
         if p.moments is not None and p.stage is not None:
             through = incoming[0]
@@ -117,7 +117,7 @@ class _Body:
             parts = [base]
         elif shape.linear:
             parts = [f"d {name}" if name in entered else None for name in self._s]
-            direct_of_s = p.direct[: len(p.direct) - len(p.values)]
+            direct_of_s = p.direct[: len(p.direct) - len(p.values) - len(p.states)]
             if base is not None and shape.combined and (p.flush is not None or any(direct_of_s)):
                 parts = [None if name is None else f"d s{k}" for k, name in enumerate(direct_of_s)]
                 gives = ("d a", *parts)
@@ -132,8 +132,9 @@ class _Body:
             parts = [f"d {name}" if name in entered else None for name in p.s]
             if p.flush is not None and base is not None:
                 yield call("add_to_cache", "slot_of_source", base, at=self._cache(Stores(False)))
-        parts += [None] * (len(p.direct) - len(p.values) - len(parts))
-        parts += [f"d {name}" if name in entered else None for name in p.values]
+        beside = (*p.values, *p.states)
+        parts += [None] * (len(p.direct) - len(beside) - len(parts))
+        parts += [f"d {name}" if name in entered else None for name in beside]
         for target in dict.fromkeys(name for name in p.direct if name is not None):
             found = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
             yield from self._write_sum(target, tuple(dict.fromkeys(found)))
@@ -158,7 +159,15 @@ class _Body:
             )  # fmt: skip
 
     def _aggregate(self, *, graph: bool) -> Call:
-        return call("aggregate", "z", *self.p.s, gives="a", arrays=self.block, layer=self._layer, graph=graph)
+        return call(
+            "aggregate", "z", *self.p.s, *self.p.states, gives=("a", *self._given), arrays=self.block,
+            layer=self._layer, states=self.p.states, graph=graph,
+        )  # fmt: skip
+
+    @property
+    def _given(self) -> tuple[str, ...]:
+        """The states that the aggregate gives edges."""
+        return () if self.p.gives is None else (self.p.gives,)
 
     def _cache(self, access: Literal["read"] | Stores) -> Ref:
         """The slots of the chunk's sources."""
@@ -211,8 +220,10 @@ class _Body:
         """A register to the destinations' rows of a vertex tensor; where they lie then is what the register has, and,
         if it ``holds`` that, what is saved of it."""
         plan, stored = self.plan, stores(self.plan, self.p, name)
-        there = Ref(tensor=name, where=where(plan, name), access=stored, kept=plan.kept.get(name))
-        return call("write", register, *self.picks, gives=register, at=there, holds=holds)
+        rows, places = own_rows(plan, self.p, name), plan.places(self.p, name)
+        there = Ref(tensor=name, where=where(plan, name), rows=rows, access=stored, kept=plan.kept.get(name))
+        picks = () if places is None else (places,)
+        return call("write", register, *picks, gives=register, at=there, holds=holds)
 
     @property
     def matrix(self) -> tuple[str | None, ...]:
@@ -261,5 +272,5 @@ class _Body:
             return tuple({self._base} & wanted)
         z, *s = self.plan.passes.layer_inputs[self._layer]
         base = z in wanted or (shape.linear and shape.combined and not wanted.isdisjoint(s))
-        names = (self._base,) * base + tuple(name for name in (*self._s, *p.values) if name in wanted)
+        names = (self._base,) * base + tuple(name for name in (*self._s, *p.values, *p.states) if name in wanted)
         return tuple(dict.fromkeys(names))

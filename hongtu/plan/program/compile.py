@@ -27,10 +27,10 @@ from hongtu.plan.program.copies import (
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import Call, Copy, Ref, call
 from hongtu.plan.program.on_disk import Laid
-from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, stays_at, stores, where
+from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, own_rows, stays_at, stores, where
 from hongtu.plan.program.posting import posts
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.rows import FRONT, Contended, PartOfChunk, Picked, Picks
+from hongtu.plan.program.rows import EDGE_FRONT, FRONT, Contended, PartOfChunk, Picked, Picks
 
 
 def compile_plan(plan: PlannedMemory) -> Program:
@@ -104,10 +104,12 @@ def _place_structure(there: Ref, array: Array) -> moves.Place:
     return moves.Place(name=there.tensor, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
 
 
-def _place(plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = ()) -> moves.Place:
+def _place(
+    plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = (), p: Pass | None = None
+) -> moves.Place:
     there = where(plan, name)
     devices = range(plan.topology.partitions)
-    rows = (plan.in_memory(name),) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
+    rows = (plan.in_memory(name, p),) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
     shape, kept, apart = (plan.passes.width[name],), plan.kept.get(name), plan.apart and there == "device"
     return moves.Place(name=name, where=there, rows=rows, shape=shape, zero=zero, kept=kept, at=at, padded=apart)
 
@@ -144,7 +146,7 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
             at = plan.place_of(p, name) if name in plan.placed else ()
-            yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at)
+            yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at, p=p)
     for crossing in plan.crossings.fetched(p):
         yield moves.Cross(tensor=str(p.exchange), crossing=crossing, link="fetch")
     if p.moments is not None and p.stage is not None and p.direction == "forward":
@@ -208,8 +210,10 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, fro
         yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
-            there = Ref(tensor=name, where="host", access=stores(plan, p, name), kept=plan.kept.get(name))
-            yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=FRONT))
+            rows, front = own_rows(plan, p, name), EDGE_FRONT if name in plan.passes.of_edges else FRONT
+            stored = stores(plan, p, name)
+            there = Ref(tensor=name, where="host", rows=rows, access=stored, kept=plan.kept.get(name))
+            yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=front))
     if p.flush is not None and picks.loads:
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)
         rows = Picked(ends, "row" if kept is None else "place")

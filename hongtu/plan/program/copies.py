@@ -15,7 +15,7 @@ from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Copy, Link, Ref
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Given, Laid, Summed
-from hongtu.plan.program.operands import Exchanged, flushed, stores, transfers_of, value_cache, where
+from hongtu.plan.program.operands import Exchanged, flushed, own_rows, stores, transfers_of, value_cache, where
 from hongtu.plan.program.rows import FRONT, OfChunk, Picked, Picks, Selection, SlotsOfSources, SparsePart
 
 # arrays of a chunk's structure that are rows of host tensors
@@ -76,11 +76,13 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     needs, pruned = plan.needs(p), plan.view(p).active is not None
     if pruned:
         yield bring(Ref(tensor="row_in_chunk", where="graph"))
+    for places, name in plan.edge_places(p).items():
+        yield bring(Ref(tensor=places, where="graph", rows=own_rows(plan, p, name)))
     if not plan.structure_stays(p):
         for name, array in needs.structure.items():
             yield bring(array_of(plan, p, name, array))
     if needs.identity and pruned:
-        yield bring(Ref(tensor="active", where="graph"))
+        yield bring(Ref(tensor="active", where="graph", rows=OfChunk("destinations")))
     for name in ("labels", "loss_bits") if needs.labels else ():
         yield bring(Ref(tensor=name, where="host"), link="read")
     for name in (*p.inputs, *p.gradients):
@@ -88,7 +90,7 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
                 in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
-                source = Ref(tensor=name, where="host", kept=plan.kept.get(name))
+                source = Ref(tensor=name, where="host", rows=own_rows(plan, p, name), kept=plan.kept.get(name))
                 yield bring(source, link="read", in_place=in_place)
                 continue
             numbers = sparse.numbers(plan.view(p))
@@ -142,7 +144,7 @@ def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
                     flush_stores=flushed(plan, giver, name),
                 )
             )  # fmt: skip
-        rows = Summed(tuple(found), is_straight(p, name, disk, plan.view))
+        rows = Summed(tuple(found), is_straight(p, name, disk, plan.view), plan.edges_of(p, name))
     there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name])
     return Copy(link="disk", dst=Ref(tensor=name, where="window"), src=there)
 
@@ -152,7 +154,9 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     disk = plan.disk
     for name in p.written:
         if name in plan.spilled:
-            laid = Laid(disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())))
+            laid = Laid(
+                disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name)
+            )
             yield spill(name, plan.kept[name], laid)
     if p.flush is not None and (p.name, p.flush) in disk.flushed:
         region, ends = disk.flushed[p.name, p.flush], Exchanged(plan, p).of("end", mirrors=False)

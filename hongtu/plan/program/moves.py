@@ -15,7 +15,7 @@ import numpy as np
 from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program.instruction import Instruction, Stores, kind
-from hongtu.plan.program.rows import DESTINATIONS, SOURCES, Contended, Selection
+from hongtu.plan.program.rows import DESTINATIONS, SOURCES, Contended, OwnRows, Selection
 
 Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
 Memory = Where | Literal["peer", "window", "disk", "graph", "plan"]  # other devices; the host's window of the disk; the
@@ -64,7 +64,7 @@ class Ref:
     @property
     def counted(self) -> bool:
         """They are rows of a vertex tensor, among others."""
-        return self.rows in (DESTINATIONS, SOURCES) or not self.rows.of_chunk
+        return isinstance(self.rows, OwnRows) or self.rows is SOURCES or not self.rows.of_chunk
 
     @property
     def adds(self) -> bool:

@@ -15,18 +15,21 @@ from hongtu.plan.program.rows import Picks, Selection
 
 
 def chunks_on_disk(view: Topology, device: int, kept: Kept) -> list[tuple[int, int, int]]:
-    """The number on the device, and the first vertex and the one behind the last, of chunks that run and have the rows
-    of a tensor on the disk."""
+    """The number on the device, and the first row and the one behind the last, of chunks that run and have the rows of
+    a tensor on the disk."""
     n = view.chunks
     ends, busy = view.chunk_start[device * n : (device + 1) * n + 1].tolist(), view.num_dst[device * n :][:n] > 0
-    return [(c, ends[c], ends[c + 1]) for c in np.flatnonzero(busy).tolist() if not kept.has(device, ends[c])]
+    away = (c for c in np.flatnonzero(busy).tolist() if not kept.has(device, ends[c]))
+    return [(c, int(kept.at(ends[c])), int(kept.at(ends[c + 1]))) for c in away]
 
 
 class OnDisk(Selection):
-    """All rows of a chunk, unless they are in memory."""
+    """All rows of a chunk, unless they are in memory; ``edges`` as of ``Kept``."""
+
+    edges: Topology | None = None
 
     def entries(self, view: Topology) -> np.ndarray:
-        return np.diff(view.chunk_start)
+        return np.diff(view.chunk_start) if self.edges is None else np.asarray(self.edges.chunk_edges)
 
     def moved(self, view: Topology, device: int, kept: Kept) -> int:
         """How many rows go to or from the disk in a pass."""
@@ -89,7 +92,7 @@ class Given:
 
         Args:
             chunk: its number on the device; whoever has flushed rows has these chunks, too.
-            first, end: its vertices.
+            first, end: its rows.
         """
         rows, own = self.own_rows(first, end), []
         if self.own is not None and len(rows):
@@ -119,6 +122,7 @@ class Summed(OnDisk):
 
     given: tuple[Given, ...]
     straight: bool
+    edges: Topology | None = None
 
     @property
     def words(self) -> str:  # type: ignore[override]
@@ -139,6 +143,7 @@ class Laid(OnDisk):
 
     own: int | None
     takers: tuple[Region, ...]
+    edges: Topology | None = None
 
     @property
     def words(self) -> str:  # type: ignore[override]

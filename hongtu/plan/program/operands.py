@@ -9,7 +9,7 @@ from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Ref, Where
-from hongtu.plan.program.rows import PartOfChunk, Picks, Transfers
+from hongtu.plan.program.rows import DESTINATIONS, OwnRows, PartOfChunk, Picks, Transfers
 
 STAYS = "structure {}"  # what a device calls an array that stays
 
@@ -25,6 +25,12 @@ def where(plan: PlannedMemory, name: str) -> Where:
     if name not in plan.resident:
         return "host"
     return "chunk" if name in plan.pieces else "device"
+
+
+def own_rows(plan: PlannedMemory, p: Pass, name: str) -> OwnRows:
+    """A chunk's own rows of a tensor in a pass."""
+    edges = plan.edges_of(p, name)
+    return DESTINATIONS if edges is None else OwnRows("edges", edges=edges, places=plan.places(p, name) or "")
 
 
 def value_cache(plan: PlannedMemory, p: Pass) -> str:

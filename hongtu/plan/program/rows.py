@@ -54,7 +54,7 @@ class OfChunk(Selection):
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        return "rows" if self.over == "destinations" else "entries"
+        return "rows" if isinstance(self, OwnRows) or self.over == "destinations" else "entries"
 
     def entries(self, view: Topology) -> np.ndarray:
         return chunk_entries(view)[self.over]
@@ -63,9 +63,36 @@ class OfChunk(Selection):
         return device_entries(view)[device].busy[self.over]
 
 
-DESTINATIONS = OfChunk("destinations")
+@dataclass(frozen=True, eq=False)
+class OwnRows(OfChunk):
+    """The chunk's own rows of a tensor: of the vertices that the pass computes, or of their in-edges.
+
+    Attributes:
+        edges: the chunks whose in-edges the tensor has rows of; None: it has those of vertices.
+        places: the register that says which of them a pass has, where it has not all.
+    """
+
+    edges: Topology | None = None
+    places: str = "row_in_chunk"
+
+    def at(self, vertex: int) -> int:
+        """The row with which those of a vertex begin, or would."""
+        return vertex if self.edges is None else int(self.edges.in_edge_start[vertex])
+
+    def index(self, view: Topology, chunk: int) -> np.ndarray | None:
+        """int32, which of the rows that a chunk has in the tensor it has in a pass; None: all."""
+        return view.row_in_chunk(chunk) if self.edges is None else view.edges_among(self.edges, chunk)
+
+    def of(self, view: Topology, chunk: int) -> np.ndarray:
+        """Those rows."""
+        first, end = (self.at(vertex) for vertex in view.chunk_start[chunk : chunk + 2].tolist())
+        index = self.index(view, chunk)
+        return np.arange(first, end) if index is None else first + index
+
+
+DESTINATIONS = OwnRows("destinations")
 SOURCES = OfChunk("sources", "slot_of_source")  # the slots of the chunk's sources
-FRONT = OfChunk("destinations", ":")  # of a buffer, the first so many
+FRONT, EDGE_FRONT = OfChunk("destinations", ":"), OfChunk("edges", ":")  # of a buffer, the first so many
 
 
 @dataclass(frozen=True, eq=False)

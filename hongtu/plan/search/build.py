@@ -121,7 +121,14 @@ def _plan_writers(plan: ExecutionPlan) -> dict[str, Writers]:
     for k, p in enumerate(plan.passes.train):
         for name in p.creates:
             view = plan.view(p)
-            if name not in plan.resident and p.leaves_out(name, pruned=view.active is not None):
+            if name in plan.resident or not p.leaves_out(name, pruned=view.active is not None):
+                continue
+            if (edges := plan.edges_of(p, name)) is not None:  # of which backward reads all
+                left_out = np.ones(view.num_vertices, dtype=np.bool_)
+                left_out[view.active] = False
+                unwritten = np.flatnonzero(np.repeat(left_out, np.diff(edges.in_edge_start)))
+                found[name] = Writers((), None, unwritten.astype(np.int32))
+            else:
                 transfers = plan.exchange_plan(p) if name == p.flush else None
                 needed = _needed(plan, name, plan.passes.train[k + 1 :])
                 found[name] = find_writers(p, name, view, plan.schedule(p), transfers, needed)

@@ -108,6 +108,8 @@ def candidates(plan: ExecutionPlan) -> list[str]:
     loads for itself from others' partitions."""
     created = {name for p in plan.passes.every for name in p.creates}
     found = created - plan.passes.on_host - {FEATURES}
+    if plan.choice.fields or plan.choice.halo is not None:  # passes have edges of their own
+        found -= plan.passes.of_edges.keys()
     if plan.shape.sparse_input is None and not plan.shape.learned_input:
         found |= {FEATURES}
     start = plan.topology.partition_start

@@ -81,9 +81,8 @@ def _saved(plan: ExecutionPlan, unit: frozenset[str]) -> int:
     total = 0
     for p in plan.passes.train:
         columns = plan.passes.width
-        rows = int(plan.view(p).num_dst.sum())
         touched = (*p.inputs, *p.gradients, *p.written)
-        total += rows * sum(columns[name] for name in touched if name in unit)
+        total += sum(plan.count(p, name) * columns[name] for name in touched if name in unit)
         loads = plan.transfers[p.name].rows_loaded if p.name in plan.transfers else 0
         total += loads * sum(columns[name] for name in (p.exchange, p.flush) if name is not None and name in unit)
     return total * plan.shape.itemsize

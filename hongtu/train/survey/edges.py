@@ -27,7 +27,7 @@ EXPONENTIALS = {  # kernels that take them, and which argument has a column for 
 aten = torch.ops.aten
 UNSEEN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}  # which touch nothing
 
-Aggregate = Callable[[Block, Tensor, tuple[Tensor, ...]], Tensor]
+Aggregate = Callable[[Block, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], list[Tensor]]
 
 
 class _Seen(Operations):
@@ -86,27 +86,34 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def edge_sweeps(
-    aggregate: Aggregate, block: Block, columns: int, s: tuple[int, ...], parameters: tuple[Tensor, ...]
+    aggregate: Aggregate,
+    block: Block,
+    columns: int,
+    own: tuple[tuple[int, ...], tuple[int, ...]],
+    parameters: tuple[Tensor, ...],
 ) -> tuple[EdgeSweeps, EdgeSweeps]:
     """What an aggregate does forward, and for its gradients.
 
     Args:
         block: with ``DESTINATIONS``, ``SOURCES`` and ``EDGES``, and what the layer reads beside edges.
         columns: of the sources' rows.
-        s: columns of the destinations' rows.
+        own: columns of the destinations' rows, and of the states of edges.
         parameters: of the model.
     """
     assert block.rows.statistics is not None
     dtype = block.rows.statistics.dtype
     z = torch.ones((SOURCES, columns), dtype=dtype, requires_grad=True)
-    own = tuple(torch.ones((DESTINATIONS, width), dtype=dtype, requires_grad=True) for width in s)
+    s, e = (
+        tuple(torch.ones((rows, width), dtype=dtype, requires_grad=True) for width in widths)
+        for rows, widths in zip((DESTINATIONS, EDGES), own, strict=True)
+    )
     forward, backward = _Seen(dtype.itemsize), _Seen(dtype.itemsize)
     try:
         with torch.enable_grad(), watching(forward.kernel), forward:
-            out = aggregate(block, z, own)
-        wanted = (z, *own, *(p for p in parameters if p.requires_grad))
+            outs = [out for out in aggregate(block, z, s, e) if out.requires_grad]
+        wanted = (z, *s, *e, *(p for p in parameters if p.requires_grad))
         with watching(backward.kernel), backward:
-            torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+            torch.autograd.grad(outs, wanted, [torch.ones_like(out) for out in outs], allow_unused=True)
     except Exception:  # this graph may not be one that it expects; an estimate refuses nothing, and takes it for a sum
         return EdgeSweeps(walks=1, rows=columns), EdgeSweeps(walks=1, rows=2 * columns)
     return forward.counted(), backward.counted()

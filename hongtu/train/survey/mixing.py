@@ -88,6 +88,7 @@ def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData,
     known = {-1: h}
     a: Tensor = h
     s: Given = ()
+    states: dict[int, Tensor] = {}
     for index in range(len(network.layers) + 1):
         taken = [known[number] for number in network.wiring.takes[index]]
         stage = _Part(partial(_stage, index, len(taken)), (a, *s, *taken, *of_rows), 1 + len(s) + len(taken))
@@ -103,11 +104,13 @@ def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData,
         if isinstance(layer, WholeGraphNorm):
             a = z
             continue
-        aggregate = _aggregate_part(network, index, z, s, of_rows, edges, weights)
+        e = tuple(states[of] for of in network.edge_states(index))
+        aggregate = _aggregate_part(network, index, z, (s, e), of_rows, edges, weights)
         if layer.reduce is None or type(layer).aggregate is not Layer.aggregate:
             yield aggregate
         with torch.no_grad():
-            (a,) = aggregate.run(network, aggregate.given)
+            a, *given = aggregate.run(network, aggregate.given)
+            states |= dict(zip([index], (x.reshape(ROWS * DEGREE, -1) for x in given)))
             if layer.linear_aggregate and layer.combines:
                 combine = _Part(partial(_combine, index), (a, *s, *of_rows), 1 + len(s))
                 if not layer.built_in:
@@ -133,13 +136,13 @@ def _combine(index: int, network: Network, given: Given) -> list[Tensor]:
 
 
 def _aggregate_part(
-    network: Network, index: int, z: Tensor, s: Given, of_rows: Given, edges: EdgeData, weights: bool
+    network: Network, index: int, z: Tensor, own: tuple[Given, Given], of_rows: Given, edges: EdgeData, weights: bool
 ) -> _Part:
-    """An aggregate of sources like these rows."""
-    layer, count = network.layers[index], ROWS * DEGREE
+    """An aggregate of sources like these rows, of destinations and of the states of their edges."""
+    layer, count, (s, e) = network.layers[index], ROWS * DEGREE, own
     sources = torch.cat([z * (1 + k / 8) for k in range(DEGREE)])
     beside: dict[str, Tensor] = {}
-    if layer.uses_edge_features and edges.features:
+    if network.reads_edge_features(index) and edges.features:
         numbers = torch.arange(count * edges.features, dtype=z.dtype)
         beside["edge_features"] = torch.sin(numbers).reshape(count, edges.features)
     if layer.uses_edge_type and edges.types:
@@ -147,21 +150,22 @@ def _aggregate_part(
     if weights:
         beside["edge_weight"] = torch.arange(count, dtype=z.dtype) % 4 / 4 + 0.5
     places = torch.tensor(EDGES).view(-1).bool(), torch.arange(ROWS), DEGREE * torch.arange(ROWS)
-    run = partial(_aggregate, index, tuple(beside))
-    return _Part(run, (sources, *s, *beside.values(), *places, *of_rows), 1 + len(s))
+    run = partial(_aggregate, index, tuple(beside), len(e))
+    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e))
 
 
-def _aggregate(index: int, beside: tuple[str, ...], network: Network, given: Given) -> list[Tensor]:
-    """Of sources and destinations, what lies beside edges by name, which of the ``DEGREE`` edges that each destination
-    could have are there, whose sources it reads beside itself, the id of its first edge, and what belongs to it as a
-    vertex."""
+def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Network, given: Given) -> list[Tensor]:
+    """Of sources, destinations, so many states of edges, and what lies beside edges by name, which of the ``DEGREE`` edges
+    that each destination could have are there, whose sources it reads beside itself, the id of its first edge, and what
+    belongs to it as a vertex."""
     *rows, there, reads, edge_id_start, ids, statistics = given
     count, degree, edge = len(ids), there.view(-1, DEGREE).sum(1), there.nonzero().squeeze(1)
     owner, slot = edge // DEGREE, edge % DEGREE
     vertex = torch.where(slot == 0, owner, count + reads[owner] % count * DEGREE + slot)
     sources, local_source = torch.unique(vertex, return_inverse=True)
     used = torch.where(sources < count, sources * DEGREE, sources - count)
-    z, *s = rows[: len(rows) - len(beside)]
+    z, *own = rows[: len(rows) - len(beside)]
+    s, e = own[: len(own) - states], own[len(own) - states :]
     block = Block(
         indptr=torch.cat([degree.new_zeros(1), degree.cumsum(0)]),
         local_source=local_source.int(),
@@ -172,7 +176,9 @@ def _aggregate(index: int, beside: tuple[str, ...], network: Network, given: Giv
         num_graph_edges=ROWS * DEGREE,
         **{"edge_weight": None} | {name: x[edge] for name, x in zip(beside, rows[len(rows) - len(beside) :])},
     )
-    return [network.aggregate(index, block, z[used], tuple(s))]
+    a, *given_E = network.aggregate(index, block, z[used], tuple(s), tuple(x[edge] for x in e))
+    every = [x.new_zeros(count * DEGREE, *x.shape[1:]).index_copy(0, edge, x) for x in given_E]
+    return [a, *(x.reshape(count, -1) for x in every)]
 
 
 def _check(network: Network, part: _Part, functions: list[Function]) -> None:

@@ -234,12 +234,15 @@ class _Zeros(HostStore):
     numpy's zeros take no page before it is written, and most rows here are never written.
     """
 
-    def create(self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None) -> None:
-        self.keep(name, self.zeros(columns))
+    def create(
+        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None
+    ) -> None:
+        self.keep(name, self.zeros(columns, count))
 
-    def zeros(self, columns: int) -> torch.Tensor:
-        """Vertex rows of zeros."""
-        numbers = np.zeros((self.num_vertices, columns), dtype=str(self.dtype).removeprefix("torch."))
+    def zeros(self, columns: int, count: int | None = None) -> torch.Tensor:
+        """Vertex rows of zeros, or so many."""
+        rows = self.num_vertices if count is None else count
+        numbers = np.zeros((rows, columns), dtype=str(self.dtype).removeprefix("torch."))
         return torch.from_numpy(numbers)
 
 

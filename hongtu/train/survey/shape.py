@@ -78,9 +78,10 @@ def network_shape(
 
 def check_edge_data(artifact: Artifact, network: Network) -> None:
     """Refuse layers that read what the artifact does not have."""
-    for index, layer in zip(network.layer_index, network.layers, strict=True):
+    for k, (index, layer) in enumerate(zip(network.layer_index, network.layers, strict=True)):
+        reads = network.reads_edge_features(k)
         for uses, found, what in (
-            (layer.uses_edge_features, artifact.edge_feature_width, ("edge_features", "edge_attr", "float32 [E, F]")),
+            (reads, artifact.edge_feature_width, ("edge_features", "edge_attr", "float32 [E, F]")),
             (layer.uses_edge_type, artifact.num_edge_types, ("edge_type", "edge_type", "integers [E]")),
         ):
             if uses and not found and not layer.edge_data_optional:

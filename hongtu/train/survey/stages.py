@@ -84,9 +84,11 @@ def _sweeps(
             layer, combine, function = traced.layers[index], Sweeps(), (EdgeSweeps(), EdgeSweeps())
             if layer.reduce is None and not layer.norm:
                 small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
-                edge_block = with_edge_data(small, network.layers[index], edges)
+                edge_block = with_edge_data(small, network, index, edges)
                 widths = tuple(part.shape[1] for part in s)
-                function = edge_sweeps(partial(network.aggregate, index), edge_block, layer.z, widths, parameters)
+                states = tuple(traced.layers[of].gives for of in layer.states)
+                aggregate = partial(network.aggregate, index)
+                function = edge_sweeps(aggregate, edge_block, layer.z, (widths, states), parameters)
             a = torch.ones((ROWS, layer.a), dtype=dtype)
 
 

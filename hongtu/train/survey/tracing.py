@@ -152,6 +152,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
     s: tuple[Tensor, ...] = ()
     layers: list[LayerShape] = []
     values: list[ValueShape] = []
+    states: dict[int, Tensor] = {}
 
     def run_stage(index: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         taken = tuple(known[number] for number in network.wiring.takes[index])
@@ -166,9 +167,11 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
         return z, parts
 
     for index, layer in enumerate(network.layers):
-        block = with_edge_data(block, layer, edges)
+        block = with_edge_data(block, network, index, edges)
         z, s = run_stage(index)
-        a = network.aggregate(index, block, z, s)
+        taken = network.edge_states(index)
+        a, *given = network.aggregate(index, block, z, s, tuple(states[of] for of in taken))
+        states |= dict(zip([index], given))
         combined = layer.linear_aggregate and layer.combines
         if combined:
             a = network.combine(index, a, s, block.rows)
@@ -191,6 +194,9 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 combined=combined,
                 trained=any(part.requires_grad for part in (z, *s)),
                 edge_features=block.edge_features is not None,
+                states=taken,
+                gives=given[0].shape[1] if given else 0,
+                gives_trained=bool(given) and given[0].requires_grad,
                 edge_type=block.edge_type is not None,
                 norm=isinstance(layer, WholeGraphNorm),
             )
@@ -224,6 +230,7 @@ def _common(a: Traced, b: Traced) -> Traced:
             s=tuple(v if u is None else u for u, v in zip(x.s, y.s, strict=True)),
             z_is_input=x.z_is_input and y.z_is_input,
             trained=y.trained,
+            gives_trained=y.gives_trained,
         )
         for x, y in zip(a.layers, b.layers, strict=True)
     )
@@ -254,10 +261,10 @@ def toy_block(dtype: torch.dtype, rows: int = 2, sources: int | None = None, edg
     )
 
 
-def with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
-    """A toy block with what the layer reads beside its edges, where the graph has it."""
+def with_edge_data(block: Block, network: Network, index: int, edges: EdgeData) -> Block:
+    """A toy block with what layer ``index`` reads beside its edges, where the graph has it."""
     assert block.rows.statistics is not None
-    count = len(block.local_source)
+    layer, count = network.layers[index], len(block.local_source)
     numbers = torch.arange(count * edges.features, dtype=block.rows.statistics.dtype)
     features = torch.sin(numbers).reshape(count, edges.features)
     types = torch.zeros(count, dtype=torch.int32)
@@ -266,6 +273,6 @@ def with_edge_data(block: Block, layer: Layer, edges: EdgeData) -> Block:
     return replace(
         block,
         edge_weight=torch.ones(count, dtype=numbers.dtype) if weighed else None,
-        edge_features=features if layer.uses_edge_features and edges.features else None,
+        edge_features=features if network.reads_edge_features(index) and edges.features else None,
         edge_type=types if layer.uses_edge_type and edges.types else None,
     )

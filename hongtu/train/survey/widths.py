@@ -32,8 +32,10 @@ def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> Non
         InputError: when a module before does not accept what it is given, or one that maps all columns alike would map
             the types of vertices.
     """
-    for index, (first, *_) in enumerate(resolve(modules)):
-        layer = modules[index]
+    for index, taken in enumerate(resolve(modules)):
+        if not taken:  # rows of edges
+            continue
+        layer, first = modules[index], taken[0]
         ours = isinstance(layer, LazyLayer) or (isinstance(layer, Layer) and layer.built_in)
         if first == INPUT and artifact.vertex_type_widths and (ours or type(layer) is nn.Linear):
             raise InputError(

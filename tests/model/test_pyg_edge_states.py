@@ -1,0 +1,155 @@
+"""from_pyg of models that hand what edges have from layer to layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+from torch_geometric.utils import scatter
+
+import hongtu
+from hongtu.errors import InputError
+from tests import problems
+from tests.models import H
+from tests.training import sgd
+
+P = problems.EDGE_COLUMNS
+
+
+def net(columns, out):
+    return nn.Sequential(nn.Linear(columns, H), nn.ReLU(), nn.Linear(H, out))
+
+
+class EdgeModel(nn.Module):
+    def __init__(self, columns, edges, out):
+        super().__init__()
+        self.mlp = net(2 * columns + edges, out)
+
+    def forward(self, src, dst, edge_attr, u, batch):
+        return self.mlp(torch.cat([src, dst, edge_attr], dim=1))
+
+
+class NodeModel(nn.Module):
+    def __init__(self, columns, edges, out, reduce):
+        super().__init__()
+        self.before, self.behind, self.reduce = net(columns + edges, H), net(columns + H, out), reduce
+
+    def forward(self, x, edge_index, edge_attr, u, batch):
+        row, col = edge_index
+        rows = self.before(torch.cat([x[row], edge_attr], dim=1))
+        if self.reduce == "index_add":
+            rows = x.new_zeros(x.size(0), H).index_add(0, col, rows)
+        else:
+            rows = scatter(rows, col, dim=0, dim_size=x.size(0), reduce=self.reduce)
+        return self.behind(torch.cat([x, rows], dim=1))
+
+
+def meta(columns, edges, out, reduce="mean"):
+    return pyg.MetaLayer(EdgeModel(columns, edges, H), NodeModel(columns, H, out, reduce))
+
+
+class Metas(nn.Module):
+    """As torch_geometric's example, in a loop that hands u on."""
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.steps = nn.ModuleList([meta(f, P, H), meta(H, H, H, "max"), meta(H, H, c, "index_add")])
+
+    def forward(self, x, edge_index, edge_attr, u=None, batch=None):
+        for step in self.steps:
+            x, edge_attr, u = step(x, edge_index, edge_attr, u, batch)
+        return x
+
+
+class Processor(nn.Module):
+    """Encoders, the same step several times with residuals of both, and a decoder."""
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.of_x, self.of_e = net(f, H), net(P, H)
+        self.step, self.norm, self.decoder = meta(H, H, H, "sum"), nn.LayerNorm(H), nn.Linear(H, c)
+
+    def forward(self, x, edge_index, edge_attr):
+        x, e = self.of_x(x), torch.tanh(self.of_e(edge_attr) * 2)
+        for _ in range(3):
+            moved, changed, _ = self.step(x, edge_index, e)
+            x, e = x + moved, self.norm(e + changed)
+        return self.decoder(x)
+
+
+class Conv(pyg.MessagePassing):
+    """A user's, which gives both."""
+
+    def __init__(self, columns, edges, out):
+        super().__init__(aggr="add")
+        self.edge, self.lin = nn.Linear(2 * columns + edges, out), nn.Linear(columns, out)
+
+    def forward(self, x, edge_index, edge_attr):
+        row, col = edge_index
+        edge_attr = self.edge(torch.cat([x[row], x[col], edge_attr], dim=1)).relu()
+        return self.propagate(edge_index, x=self.lin(x), edge_attr=edge_attr), edge_attr
+
+    def message(self, x_j, edge_attr):
+        return x_j * edge_attr
+
+
+class Convs(nn.Module):
+    def __init__(self, f, c):
+        super().__init__()
+        self.first, self.second, self.third = Conv(f, P, H), Conv(H, H, H), pyg.GINEConv(nn.Linear(H, c), edge_dim=H)
+
+    def forward(self, x, edge_index, edge_attr):
+        x, edge_attr = self.first(x, edge_index, edge_attr)
+        x, edge_attr = self.second(x.relu(), edge_index, edge_attr)
+        return self.third(x, edge_index, edge_attr)
+
+
+def made(kind, problem):
+    torch.manual_seed(3)
+    return kind(problem.width, problem.classes).double()
+
+
+@pytest.mark.parametrize("kind", [Metas, Processor, Convs])
+def test_as_the_model_itself(kind):
+    problem = problems.edge_data()
+    model = made(kind, problem)
+    mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
+    x, e = torch.from_numpy(problem.features).double(), torch.from_numpy(problem.edge_features).double()
+    out = model(x, problem.edge_index, e)
+    loss = nn.functional.cross_entropy(out[mask], labels[mask])
+    loss.backward()
+    for grain, options in (((1, 1), {}), ((2, 3), {"device_memory": 250_000})):
+        artifact, layers = problems.prepare(problem, *grain), hongtu.from_pyg(model)
+        trainer = hongtu.Trainer(artifact, layers, dtype=torch.float64, optimizer=sgd, **options)
+        torch.testing.assert_close(trainer.predict(), out.detach(), rtol=1e-9, atol=1e-9)
+        assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
+        assert trainer.record.bytes == trainer.plan.bytes
+        trained = made(kind, problem)
+        hongtu.to_pyg(trainer.model, trained)
+        for (name, before), now in zip(model.named_parameters(), trained.parameters(), strict=True):
+            expected = before.detach() - 0.3 * (0 if before.grad is None else before.grad)
+            torch.testing.assert_close(now.detach(), expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_refusals():
+    problem = problems.edge_data()
+    whole = pyg.MetaLayer(EdgeModel(6, P, H), NodeModel(6, H, H, "sum"), nn.Linear(1, 1))
+    with pytest.raises(InputError, match="global_model takes all vertices and edges"):
+        hongtu.from_pyg(whole)
+
+    class Global(NodeModel):
+        def forward(self, x, edge_index, edge_attr, u, batch):
+            return super().forward(x - x.mean(0), edge_index, edge_attr, u, batch)
+
+    mixing = pyg.MetaLayer(EdgeModel(6, P, H), Global(6, H, 3, "sum"))
+    with pytest.raises(InputError, match=r"depends on more than its in-edges|mixes the rows"):
+        hongtu.Trainer(problems.prepare(problem), hongtu.from_pyg(mixing))
+
+    class OfEdges(EdgeModel):
+        def forward(self, src, dst, edge_attr, u, batch):
+            return super().forward(src, dst, edge_attr - edge_attr.mean(0), u, batch)
+
+    mixing = pyg.MetaLayer(OfEdges(6, P, H), NodeModel(6, H, 3, "sum"))
+    with pytest.raises(InputError, match=r"depends on more than its in-edges|mixes the rows"):
+        hongtu.Trainer(problems.prepare(problem), hongtu.from_pyg(mixing))
