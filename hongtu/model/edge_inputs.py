@@ -28,12 +28,12 @@ class EdgeInput:
 
     Attributes:
         name: the forward's argument, "edge_weight", "edge_attr" or "edge_type"; or "adj_t": the values of that matrix.
-        optional: it has a default, or is a field of a ``Data``: where the graph has none it is None.
+        optional: "argument", one with a default, or "field", of a ``Data``: where the graph has none it is None; or "".
         change: what the forward does to it first. Of features the layer's ``encode_edges`` does it.
     """
 
     name: str
-    optional: bool = False
+    optional: str = ""
     change: nn.Sequential | None = None
 
 
@@ -146,15 +146,19 @@ class _Edges:
             )
         numbers = numbers if numbers.ndim == 1 else np.ascontiguousarray(numbers).reshape(-1)
         if argument == TYPES:
+            self._note_optional(wanted)
             return self._choose(argument, self._types(numbers, wanted, title), title)
         if numbers.dtype.kind != "f":
             numbers = numbers.astype(np.float32)
-        if wanted.optional and wanted.name == WEIGHTS:
-            self._note(
-                "its edge_weight is the forward's optional edge_weight, as in model(x, edge_index, edge_weight); "
-                "preprocess the graph without it for model(x, edge_index)"
-            )
+        self._note_optional(wanted)
         return self._choose(argument, numbers, title)
+
+    def _note_optional(self, wanted: EdgeInput) -> None:
+        if wanted.optional == "argument":
+            self._note(
+                f"its {wanted.name} is the forward's optional {wanted.name}, as in model(x, edge_index, {wanted.name})"
+                "; preprocess the graph without it for model(x, edge_index)"
+            )
 
     def _types(self, numbers: np.ndarray, wanted: EdgeInput, title: str) -> np.ndarray:
         if numbers is self._stored.edge_type:
@@ -182,6 +186,7 @@ class _Edges:
                     "edges.npy, and preprocess again"
                 )
             return False
+        self._note_optional(wanted)
         layer.edge_form = given.form
         rows = given.rows if given.rows.ndim == 2 else np.asarray(given.rows)[:, None]
         if rows.dtype != np.float32:

@@ -118,6 +118,7 @@ class EdgeLoss:
         with torch.enable_grad(), refused_as("LinkLoss: its decoder or loss", self.remedy):
             losses = self._losses(None if one is None else one[:1], *rows)
         self._check_leaves(losses, rows)
+        self._check_shape(losses, 1)
         of_two = [2 * count for count in counts]
         numbers = torch.sin(torch.arange(sum(of_two) * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
         alike = None if one is None else one[:1].expand(2)
@@ -126,6 +127,14 @@ class EdgeLoss:
             lambda *rows: self._losses(None if alike is None else alike[: len(rows[0])], *rows),
             *numbers.split(of_two),
         )
+
+    @staticmethod
+    def _check_shape(losses: Tensor, count: int) -> None:
+        if losses.shape != (count,):
+            raise InputError(
+                f"LinkLoss: its loss gives shape {tuple(losses.shape)}, expected one loss per edge: ({count},); have "
+                "the decoder give a score for each pair, [B]"
+            )
 
     def _check_leaves(self, losses: Tensor, rows: Sequence[Tensor]) -> None:
         """That nothing but rows and the decoder's own parameters would be trained."""
@@ -163,8 +172,7 @@ class EdgeLoss:
     def _differentiate(self, block: EdgesOfSplit, rows: Sequence[Tensor]) -> float:
         """Give rows and parameters their gradients of a block's part of the loss, which is returned."""
         losses, count = self._losses(block.relation, *rows), self._pairs.count
-        if losses.shape != block.ids.shape:
-            raise InputError(f"LinkLoss: shape {tuple(losses.shape)}, expected one loss per edge: ({len(block.ids)},)")
+        self._check_shape(losses, len(block.ids))
         (losses.sum() / count * self._weight).backward()
         return float(losses.detach().double().sum()) / count * self._weight
 
@@ -223,7 +231,9 @@ class EdgeLoss:
         return self._given.loss(positive, self._decode_negatives(relation, source, *others))
 
     def _decode(self, source: Tensor, destination: Tensor, relation: Tensor | None) -> Tensor:
-        return self._given.decoder(source, destination, *(() if relation is None else (relation,)))
+        """[B]: scores, which a module such as torch.nn.Bilinear gives as a column."""
+        scores = self._given.decoder(source, destination, *(() if relation is None else (relation,)))
+        return scores.squeeze(1) if scores.shape == (len(source), 1) else scores
 
     def _decode_negatives(self, relation: Tensor | None, source: Tensor, *others: Tensor) -> Tensor:
         """[B, K]: of destinations [B K, C], or of sources and destinations, under the relations of their edges."""
@@ -275,7 +285,8 @@ class EdgeLoss:
         if shared is None:
             return None
         blocks = torch.from_numpy(shared).split(self._given.block, dim=1)
-        return torch.cat([self._given.decoder(*(out_VC.index_select(0, end) for end in block)) for block in blocks])
+        ends = ([out_VC.index_select(0, end) for end in block] for block in blocks)
+        return torch.cat([self._decode(source, destination, None) for source, destination in ends])
 
 
 def _leaves(result: Tensor) -> Iterator[Tensor]:

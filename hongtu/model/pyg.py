@@ -77,7 +77,13 @@ def from_pyg(model: Any) -> list[Entry]:
         return [*layers]
 
     def convert(
-        module: nn.Module, place: str, edges: bool, inputs: dict[str, EdgeValue], optional: set[str], *, pair: bool
+        module: nn.Module,
+        place: str,
+        edges: bool,
+        inputs: dict[str, EdgeValue],
+        optional: dict[str, str],
+        *,
+        pair: bool,
     ) -> list[nn.Module]:
         if type(module) is nn.Dropout:
             return [Dropout(module.p)] if module.p > 0 and module.training else []
@@ -134,7 +140,7 @@ def _tagged(found: Named, place: str) -> nn.Module:
     return layer
 
 
-def _give_edges(layer: Any, inputs: dict[str, EdgeValue], optional: set[str], title: str) -> None:
+def _give_edges(layer: Any, inputs: dict[str, EdgeValue], optional: dict[str, str], title: str) -> None:
     """Tell a layer what it is called with of edges; edge features go through modules first."""
     uses = {WEIGHTS: layer.weighted, FEATURES: layer.uses_edge_features, TYPES: layer.uses_edge_type}
     layer.edge_inputs = {}
@@ -155,7 +161,7 @@ def _give_edges(layer: Any, inputs: dict[str, EdgeValue], optional: set[str], ti
                 f"from_pyg: {title} takes {argument} made with parameters, and weights of edges get no gradient; "
                 "use a convolution that takes edge_attr, such as GATConv(edge_dim=1) or NNConv"
             )
-        layer.edge_inputs[argument] = EdgeInput(given, given in optional, change)
+        layer.edge_inputs[argument] = EdgeInput(given, optional.get(given, ""), change)
 
 
 def to_pyg(layers: Sequence[Any], model: Any) -> Any:

@@ -85,7 +85,7 @@ class PerVertex:
             return losses.masked_fill(missing, 0).sum(dim=1)
         losses = module(out, target)
         averages = self.reduction in ("mean", "none")
-        return losses if losses.ndim == 1 else losses.mean(dim=1) if averages else losses.sum(dim=1)
+        return losses if losses.ndim < 2 else losses.mean(dim=1) if averages else losses.sum(dim=1)
 
     @property
     def is_torchs(self) -> bool:

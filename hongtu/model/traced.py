@@ -39,7 +39,7 @@ class Convert(Protocol):
         place: str,
         edges: bool,
         inputs: dict[str, EdgeValue],
-        optional: set[str],
+        optional: dict[str, str],
         *,
         pair: bool,
     ) -> list[nn.Module]: ...
@@ -168,7 +168,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
                 inputs[FEATURES] = FEATURES, []
             dropout = left.of_call([other for other in node.all_input_nodes if other in {*edges, *values}], call)
             if place not in made:
-                modules = convert(called, place, reads, inputs, root.optional, pair=node in pairs)
+                optional = dict.fromkeys(root.optional, "field" if root.of_data else "argument")
+                modules = convert(called, place, reads, inputs, optional, pair=node in pairs)
                 if dropout is not None:
                     modules[0].drop_edges = dropout
                     check_drop_edges(modules[0], f"{call} with edges of dropout_edge, and {type(called).__name__}")

@@ -28,6 +28,8 @@ from hongtu.model.loss_terms import (
 )
 from hongtu.model.torch_losses import PerVertex
 
+FEW, MOST_CLASSES = 6, 64  # vertices and classes on which a loss is tried
+
 
 class MeanLoss:
     """The training loss: per term the mean (or sum) of per-vertex losses over a mask, times the term's weight.
@@ -176,19 +178,32 @@ class MeanLoss:
             title = f"loss {self._names[k]}:"
             if isinstance(loss, PerVertex):
                 self._check_columns(title, loss, columns)
-            vertices = np.flatnonzero(self.bits & (1 << k))[:6]
-            if not vertices.size:
+            labels = torch.from_numpy(self._various(np.flatnonzero(self.bits & (1 << k))))
+            if not (count := len(labels)):
                 continue
-            labels = torch.from_numpy(np.resize(self._labels_of(vertices), (6, *self._labels.shape[1:])))
-            out = torch.sin(torch.arange(6 * columns, dtype=dtype)).reshape(6, columns) * 0.4 + 0.5  # as probabilities
+            out = torch.arange(count * columns, dtype=dtype).sin().reshape(count, columns) * 0.4 + 0.5  # probabilities
             given = out.requires_grad_(), labels.to(dtype) if labels.is_floating_point() else labels
             shown = " and ".join(f"{name} {_form(x)}" for name, x in zip(("outputs", "targets"), given, strict=True))
-            remedy = f"it is called with {shown}, and gives 6 losses; see docs/training.md for those that can be given"
+            remedy = (
+                f"it is called with {shown}, and gives {count} losses; see docs/training.md for those that can be given"
+            )
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
-                losses = checked(title, loss(*given), 6)
+                losses = checked(title, loss(*given), count)
             check_alone(title, loss, *(x[:2] for x in given))
             if isinstance(loss, PerVertex):
                 self._check_reduction(title, loss, losses, *given)
+
+    def _various(self, vertices: np.ndarray) -> np.ndarray:
+        """Labels of a few of these vertices, again and again if there are fewer: of each of up to ``MOST_CLASSES``, or
+        one with each label and one without it; then the first ones."""
+        labels = self._labels_of(vertices)
+        if labels.ndim == 1:
+            _, first = np.unique(labels, return_index=True)
+        else:
+            yes = labels[:, :MOST_CLASSES] > 0
+            first = np.unique(np.concatenate([yes.argmax(axis=0), yes.argmin(axis=0)])) if len(labels) else np.array([])
+        picked = labels[np.concatenate([first[:MOST_CLASSES], np.arange(len(labels))[:FEW]]).astype(np.int64)]
+        return np.resize(picked, (max(len(picked), FEW), *labels.shape[1:])) if len(labels) else labels
 
     def _check_reduction(self, title: str, loss: PerVertex, losses: Tensor, out: Tensor, target: Tensor) -> None:
         """That the reduced loss is what the losses of vertices make."""

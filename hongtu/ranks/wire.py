@@ -83,9 +83,10 @@ methods in the same order: take the call out of `if rank == 0`
         f"{'' if k else ' is' if len(of) == 1 else ' are'} in {text}"
         for k, (text, of) in enumerate(ranks.items())
     ]
+    gone = any(not place.method for place in places)
     raise InputError(
         f"{', '.join(found)}; every rank must call the same methods in the same order: take the call out of "
-        "`if rank == 0`"
+        f"`if rank == 0`{', or see what stopped the last call of the rank that is in none, above' if gone else ''}"
     )
 
 

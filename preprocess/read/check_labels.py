@@ -164,7 +164,7 @@ def of_numbers(mask: np.ndarray, vertices: int, title: str) -> np.ndarray:
         return mask
     if mask.shape[-1:] == (vertices,) and vertices > 2 and mask.size and mask.min() >= 0 and mask.max() <= 1:
         return mask.astype(bool)
-    if mask.ndim != 1 or len(mask) >= vertices:
+    if mask.ndim != 1 or len(mask) > vertices:
         return mask
     outside = np.flatnonzero((mask < 0) | (mask >= vertices))
     numbers, counts = np.unique(mask, return_counts=True)

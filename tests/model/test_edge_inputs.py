@@ -308,6 +308,9 @@ def test_what_is_optional_is_given_where_the_graph_has_it_by_that_name(capfd):
     data = graph(edge_attr=numbers(E, 2))
     model = pyg.GAT(WIDTH, 8, 2, 4, edge_dim=2)
     check(prepare(data), model, lambda m: m(data.x, data.edge_index, edge_attr=data.edge_attr.double()), data)
+    assert "its edge_attr is the forward's optional edge_attr, as in model(x, edge_index, edge_attr)" in (
+        capfd.readouterr().err
+    )
     model = net(
         lambda s, x, edge_index, edge_attr=None: s.a(x, edge_index, edge_attr), a=pyg.GENConv(WIDTH, WIDTH, norm=None)
     )

@@ -324,6 +324,21 @@ def test_a_decoder_may_use_what_is_not_learned():
 def test_a_loss_of_the_wrong_shape_is_refused():
     problem = problems.awkward()
     link = hongtu.LinkLoss(loss=lambda positive, negative: positive.mean())
-    trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link)
     with pytest.raises(InputError, match="one loss per edge"):
-        trainer.train_epoch()
+        hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link)
+
+
+def test_a_decoder_may_give_a_column():
+    """As torch.nn.Bilinear does."""
+    problem, losses = problems.awkward(), []
+    weight = torch.sin(torch.arange(problem.classes**2, dtype=torch.float64)).view(1, problem.classes, -1)
+
+    def column(u, v):
+        return torch.nn.functional.bilinear(u, v, weight)
+
+    for decoder in (column, lambda u, v: column(u, v).squeeze(1)):
+        torch.manual_seed(0)
+        link = hongtu.LinkLoss(negatives=3, decoder=decoder)
+        trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=link, dtype=torch.float64)
+        losses.append([trainer.train_epoch().loss, trainer.evaluate()["train"]])
+    assert losses[0] == losses[1]

@@ -200,6 +200,53 @@ def test_modules_of_ones_own_with_a_reduction():
         in_chunks(Focal(broken=3.0), CLASSES, torch.zeros(V, C))
 
 
+class Weighs(nn.Module):
+    """One's own, whose mean is over the weights of classes, or over the rows of some."""
+
+    def __init__(self, weight=None, ignored=-100, reduction="mean"):
+        super().__init__()
+        self.weight, self.ignored, self.reduction = weight, ignored, reduction
+
+    def forward(self, out, target):
+        weight = torch.ones(len(target)) if self.weight is None else self.weight[target]
+        weight = (weight * (target != self.ignored)).to(out.dtype)
+        losses = F.cross_entropy(out, target, reduction="none") * weight
+        return losses if self.reduction == "none" else losses.sum() / weight.sum()
+
+
+class PlainMean(nn.CrossEntropyLoss):
+    """Derived from torch's, whose mean would be over the weights."""
+
+    def forward(self, out, target):
+        losses = F.cross_entropy(out, target, weight=self.weight.to(out.dtype), reduction="none")
+        return losses if self.reduction == "none" else losses.mean()
+
+
+class OfPositives(nn.Module):
+    reduction = "mean"
+
+    def forward(self, out, target):
+        losses = F.binary_cross_entropy_with_logits(out, target, reduction="none").sum(1)
+        return losses if self.reduction == "none" else losses.sum() / (len(target) + target.sum())
+
+
+LAST_YES = np.zeros((V, C), dtype=np.float32)
+LAST_YES[-3:] = 1
+
+
+@pytest.mark.parametrize("loss", [Weighs(W), Weighs(ignored=2), PlainMean(weight=W), OfPositives()], ids=repr)
+def test_a_mean_of_ones_own_is_refused_wherever_the_first_rows_agree_with_it(loss):
+    """The first rows of the mask have one class, or no label."""
+    labels = LAST_YES if isinstance(loss, OfPositives) else np.sort(CLASSES)
+    with pytest.raises(InputError, match="with reduction='mean' it is no mean or sum of what it gives"):
+        in_chunks(loss, labels, torch.zeros(V, C), masks=MASKS | {"train": np.arange(V) > -1, "val": np.zeros(V, bool)})
+
+
+class AlwaysReduced(nn.CrossEntropyLoss):
+    def forward(self, out, target):
+        return F.cross_entropy(out, target, reduction="none").square().mean()
+
+
 PER_VERTEX = "return losses per vertex, whose plain mean"
 REFUSED = {
     "a mean of weights": (
@@ -209,6 +256,7 @@ REFUSED = {
     ),
     "a sum": (lambda out, y: (out - y).square().sum(), NUMBERS, "pass torch's loss itself.*" + PER_VERTEX),
     "a row each": (lambda out, y: (out - y).square(), NUMBERS, r"return their mean\(dim=1\)"),
+    "torch's with a mean in forward": (AlwaysReduced(), CLASSES, PER_VERTEX),
     "nothing": (lambda out, y: None, CLASSES, "returned None.*" + PER_VERTEX),
     "apart from the output": (lambda out, y: out.detach().sum(1), CLASSES, "does not depend on the output"),
     "two more inputs": (nn.GaussianNLLLoss(), NUMBERS, "loss GaussianNLLLoss: .*'var'"),

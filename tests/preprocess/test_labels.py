@@ -260,6 +260,9 @@ def test_masks_of_zeros_and_ones(form, shape):
     rest = {"features": given["features"], "labels": given["labels"]}
     raw = from_arrays(given["edges"], V, settings, masks=as_numbers, **rest)
     assert all(np.array_equal(raw.masks[split], mask) for split, mask in masks.items())
+    if shape == (V,):
+        every = {"train": np.random.default_rng(0).permutation(V).astype(form), "val": None, "test": None}
+        assert from_arrays(given["edges"], V, settings, masks=every, **rest).masks["train"].all()
     as_numbers["train"] = as_numbers["train"] * 2
-    with pytest.raises(InputError, match="expected bool"):
+    with pytest.raises(InputError, match=r"expected (bool|distinct)"):
         from_arrays(given["edges"], V, settings, masks=as_numbers, **rest)
