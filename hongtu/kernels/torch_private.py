@@ -104,8 +104,10 @@ def compiled_from(module: nn.Module) -> nn.Module:
 
 
 def takes_batch_statistics(module: nn.Module) -> bool:
-    """Whether it is one of torch's batch or instance normalisations, which have no base class in public."""
-    return isinstance(module, nn.modules.batchnorm._NormBase)
+    """Whether it is one of torch's batch normalisations, which have no base class in public, or of instances with
+    statistics of the batch."""
+    of_instances = isinstance(module, nn.modules.instancenorm._InstanceNorm) and not module.track_running_stats
+    return isinstance(module, nn.modules.batchnorm._NormBase) and not of_instances
 
 
 def is_dropout(module: nn.Module) -> bool:

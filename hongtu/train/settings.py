@@ -76,7 +76,10 @@ def make_scheduler(scheduler: Callable[[torch.optim.Optimizer], Any], optimizer:
     with refused_as("scheduler", remedy):
         made = scheduler(optimizer)
     if not hasattr(made, "step"):
-        raise InputError(f"scheduler gave {made!r}: expected a scheduler; {remedy}")
+        raise InputError(
+            f"scheduler gave {made!r}: expected one scheduler of torch.optim.lr_scheduler, which is stepped once per "
+            f"epoch; several go into a SequentialLR or ChainedScheduler; {remedy}"
+        )
     if not isinstance(made, ReduceLROnPlateau):
         try:
             inspect.signature(made.step).bind()

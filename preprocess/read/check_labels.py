@@ -32,7 +32,11 @@ def check_labels(raw: RawGraph) -> None:
     if len(labels) != vertices:
         remedy = "give one for each vertex, -1 (of several columns nan) where there is none"
     elif one_hot:
-        remedy = "they are one-hot: pass labels.argmax(1), or labels.astype(numpy.float32) for multi-label"
+        name = raw.name("labels")
+        classes, floats = "labels.argmax(1)", "labels.astype(numpy.float32)"
+        if name.startswith("data."):
+            classes, floats = f"{name}.int().argmax(1)", f"{name}.float()"
+        remedy = f"they are one-hot: pass {classes} for a class each, or {floats} for multi-label"
     expect(
         raw, "labels", labels, good,
         f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {remedy}",

@@ -69,7 +69,7 @@ def test_row_wise_modules_between_layers(model, strategy):
     "module",
     [
         nn.Sequential(nn.Linear(H, H), nn.BatchNorm1d(H)),
-        nn.InstanceNorm1d(H),
+        nn.InstanceNorm1d(H, track_running_stats=True),
         nn.LazyBatchNorm1d(),
         pyg.InstanceNorm(H),
         pyg.DiffGroupNorm(H, 2),
@@ -81,6 +81,16 @@ def test_modules_that_mix_rows_are_refused(module):
     layers = [hnn.GCNConv(6, H), module, hnn.GCNConv(H, 3)]
     with pytest.raises(InputError, match=r"layers\[1\].*(use |the modules around it)"):
         hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), layers)
+
+
+@pytest.mark.filterwarnings("ignore:input's size at dim=0 does not match num_features")
+def test_normalisations_of_instances_are_of_rows():
+    """torch takes [rows, columns] for one instance of so many channels, each normalised by itself."""
+
+    def modules(convolution):
+        return lambda f, c: [convolution(f, H), nn.InstanceNorm1d(H), convolution(H, c)]
+
+    check(Model("instance-norm", modules(hnn.GCNConv), modules(pyg.GCNConv)), problems.awkward(), (2, 3))
 
 
 @strategies

@@ -103,8 +103,9 @@ def test_a_compiled_module_tells_what_it_was_made_of():
 
 
 def test_normalisations_over_rows_have_one_base_class():
-    kinds = nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d
-    for kind in kinds:
+    assert takes_batch_statistics(nn.InstanceNorm1d(3, track_running_stats=True))
+    assert not takes_batch_statistics(nn.InstanceNorm1d(3))
+    for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.LazyBatchNorm1d):
         assert takes_batch_statistics(kind() if kind is nn.LazyBatchNorm1d else kind(3)), kind
     assert not takes_batch_statistics(nn.LayerNorm(3)) and not takes_batch_statistics(nn.GroupNorm(1, 3))
 

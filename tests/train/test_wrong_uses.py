@@ -173,9 +173,9 @@ WRONG = {
         "is -9, expected -1 (none) or a class from 0",
         "put -1 where there is none",
     ),
-    "masks of zeros and ones": (
-        lambda: preprocess(masks={"train": MASKS["train"].astype(int)}),
-        "masks['train']: int64 of shape (64,), expected bool [64]",
+    "masks of zeros and ones as floats": (
+        lambda: preprocess(masks={"train": MASKS["train"].astype(np.float32)}),
+        "masks['train']: float32 of shape (64,), expected bool [64]",
         "numpy.bool_",
     ),
     "masks that overlap": (
