@@ -4,8 +4,8 @@ A module takes the values named before the arrow, in this order, and gives the o
 takes what the module before it gave, and gives it anew under the same name. The features are ``x``. A name means what
 was given to it last; what others take never changes, even where a module works in place.
 
-Values are rows of vertices or of edges, whose features are ``e``. A layer that updates edges takes and gives one of each,
-"x, e -> x, e"; other layers may take edges in place of the graph's features. Row-wise modules take only one kind.
+Values are rows of vertices or of edges, whose features are ``e``. A layer that updates edges takes and gives one of
+each, "x, e -> x, e"; other layers may take edges in place of the graph's features. Row-wise modules take only one kind.
 """
 
 from __future__ import annotations

@@ -155,9 +155,9 @@ def _aggregate_part(
 
 
 def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Network, given: Given) -> list[Tensor]:
-    """Of sources, destinations, so many states of edges, and what lies beside edges by name, which of the ``DEGREE`` edges
-    that each destination could have are there, whose sources it reads beside itself, the id of its first edge, and what
-    belongs to it as a vertex."""
+    """Of sources, destinations, so many states of edges, and what lies beside edges by name, which of the ``DEGREE``
+    edges that each destination could have are there, whose sources it reads beside itself, the id of its first edge,
+    and what belongs to it as a vertex."""
     *rows, there, reads, edge_id_start, ids, statistics = given
     count, degree, edge = len(ids), there.view(-1, DEGREE).sum(1), there.nonzero().squeeze(1)
     owner, slot = edge // DEGREE, edge % DEGREE
