@@ -110,7 +110,8 @@ def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData,
             yield aggregate
         with torch.no_grad():
             a, *given = aggregate.run(network, aggregate.given)
-            states |= dict(zip([index], (x.reshape(ROWS * DEGREE, -1) for x in given)))
+            edge_rows = (x.reshape(ROWS * DEGREE, -1) for x in given)
+            states |= dict(zip(network.gives_edges(index), edge_rows, strict=True))
             if layer.linear_aggregate and layer.combines:
                 combine = _Part(partial(_combine, index), (a, *s, *of_rows), 1 + len(s))
                 if not layer.built_in:
