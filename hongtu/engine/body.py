@@ -163,8 +163,8 @@ class Body:
     def aggregate(
         self, z: Tensor, *others: Tensor, layer: int, states: tuple[str, ...], graph: bool
     ) -> Iterable[Tensor]:
-        """The layer's own, of z, s and these states of edges; new states beside it, where it gives any. ``graph``: recorded,
-        where the body is."""
+        """The layer's own, of z, s and these states of edges; new states beside it, where it gives any. ``graph``: it
+        is recorded, where the body is."""
         s, e = others[: len(others) - len(states)], others[len(others) - len(states) :]
         with nullcontext() if graph else torch.no_grad():
             a, *given = self.network.aggregate(layer, self._block, z, s, e)

@@ -106,31 +106,27 @@ class Network:
         """Refuse what edges cannot have."""
         for number, edges in self._edges.items():
             layer = self.layers[self.layer_index.index(number)]
-            if getattr(layer, "drop_edges", None) is not None and (layer.updates_edges or edges.states[-1] >= 0):
+            if getattr(layer, "drop_edges", None) is not None and (layer.updates_edges or edges.takes):
                 raise InputError(f"{self.title(number)}: drops edges that have states; use hongtu.nn.Dropout on these")
             if not layer.updates_edges and layer.linear_aggregate:
                 raise InputError(f"{self.title(number)}: is given rows of edges, and reads none; leave them out")
-        takers = Counter(module for edges in self._edges.values() for module in edges.modules)
-        for number, count in takers.items():
-            if count > 1 and self._random[number]:
-                raise InputError(
-                    f"{self.title(number)}: may draw from torch's generator, and {count} layers compute what it gives "
-                    "edges anew, with other numbers; use hongtu.nn.Dropout, which draws by edge"
-                )
+        several = Counter(module for edges in self._edges.values() for module in edges.before)
+        self._anew = {number for number, count in several.items() if count > 1}
+
+    def edge_states(self, index: int) -> tuple[int, ...]:
+        """The values of edges, by the modules that give them, that the aggregate of layer ``index`` takes."""
+        edges = self._edges.get(self.layer_index[index])
+        return edges.takes if edges else ()
+
+    def gives_edges(self, index: int) -> tuple[int, ...]:
+        """Those that it gives to later layers."""
+        edges = self._edges.get(self.layer_index[index])
+        return edges.gives if edges else ()
 
     def reads_edge_features(self, index: int) -> bool:
         """Whether the aggregate of layer ``index`` reads the graph's."""
         edges = self._edges.get(self.layer_index[index])
-        return self.layers[index].uses_edge_features if edges is None else INPUT in edges.states
-
-    def edge_states(self, index: int) -> tuple[int, ...]:
-        """The layers whose states of edges the aggregate of layer ``index`` takes."""
-        edges = self._edges.get(self.layer_index[index])
-        return tuple(self.layer_index.index(number) for number in edges.states if number != INPUT) if edges else ()
-
-    def gives_edges(self, index: int) -> bool:
-        """Whether a later layer takes the states of edges that layer ``index`` gives."""
-        return any(index in self.edge_states(later) for later in range(index + 1, len(self.layers)))
+        return self.layers[index].uses_edge_features if edges is None else edges.features
 
     def read_graph(self, topology: Topology) -> None:
         """Have layers know the whole graph, here and whenever they are activated."""
@@ -261,36 +257,45 @@ class Network:
     def aggregate(
         self, index: int, block: Block, z: Tensor, s: tuple[Tensor, ...], e: tuple[Tensor, ...] = ()
     ) -> list[Tensor]:
-        """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z], and e [E, ...] the states of edges that
-        ``edge_states`` names. Where the layer ``gives_edges``, their new states beside it."""
+        """[D, A]: the aggregate of layer ``index`` by its own method; z [S, Z], and e [E, ...] the values of edges that
+        ``edge_states`` names. Beside it those that ``gives_edges`` names."""
         number, layer = self.layer_index[index], self.layers[index]
         if self._writes[layer]:
             z, s, e = z.clone(), tuple(part.clone() for part in s), tuple(part.clone() for part in e)
         block = block.seen(layer.drops_weights)
+        known = self._edge_rows(number, layer, block, e)
         if number in self._edges:
-            block = replace(block, edge_features=self._edge_rows(index, block, e))
+            block = replace(block, edge_features=known[self._edges[number].value])
         if layer.updates_edges:
             a, states = self._run(
                 number, AGGREGATE, block.rows, layer.aggregate_updated, block, z, self._pack(index, s)
             )
-            states = self._matrix(states, number, block.num_edges)
-            return [a, states] if self.gives_edges(index) else [a]
+            known[number] = self._matrix(states, number, block.num_edges)
+            self._run_on_edges(self._edges[number].behind, block, known)
+            return [a, *(known[value] for value in self._edges[number].gives)]
         changes = any(getattr(layer, name, None) is not None for name in ("encode_edges", "drop_edges"))
         call = layer.aggregate_changed if changes else layer.aggregate
         return [self._run(number, AGGREGATE, block.rows, call, block, z, self._pack(index, s))]
 
-    def _edge_rows(self, index: int, block: Block, e: tuple[Tensor, ...]) -> Tensor:
-        """[E, F]: what the aggregate of layer ``index`` finds of its edges, made of the states that it takes."""
-        edges, layer = self._edges[self.layer_index[index]], self.layers[index]
-        known: dict[int, Any] = dict(zip([number for number in edges.states if number != INPUT], e, strict=True))
+    def _edge_rows(self, number: int, layer: Layer, block: Block, e: tuple[Tensor, ...]) -> dict[int, Any]:
+        """Values of edges, by the modules that give them: those that the aggregate of a layer takes, and what is made
+        of the graph's features."""
+        edges = self._edges.get(number)
+        if edges is None:
+            return {}
+        known: dict[int, Any] = dict(zip(edges.takes, e, strict=True))
         known[INPUT] = None if block.edge_features is None else layer.given_form(block.edge_features)
-        for number in edges.modules:
+        self._run_on_edges(edges.before, block, known)
+        return known
+
+    def _run_on_edges(self, modules: tuple[int, ...], block: Block, known: dict[int, Any]) -> None:
+        """Run row-wise modules on values of edges, which theirs join."""
+        for number in modules:
             module = self.modules[number]
             taken = [known[source.number] for source in self._every[number]]
             taken = [x.clone() for x in taken] if self._writes[module] else taken
             rows = self._run(number, ROWS, block.rows_of_edges, call_on(module), *taken)
             known[number] = self._matrix(rows, number, block.num_edges)
-        return known[edges.value]
 
     def combine(
         self, index: int, a: Tensor, s: tuple[Tensor, ...], rows: Rows, *, gradients_only: bool = False
@@ -428,13 +433,18 @@ class Network:
                     torch.manual_seed if rows.ids.is_cuda else torch.default_generator.manual_seed
                 )  # 100 times faster
                 seed(dropout_key(self.context.seed, self.context.epoch, number, kind, self.chunk))
-                looks = self.must_not_draw or self.drawn is not None
+                looks = self.must_not_draw or self.drawn is not None or number in self._anew
                 before = torch.get_rng_state() if looks else None
                 yield
                 if before is None or torch.equal(before, after := torch.get_rng_state()):
                     return
                 if self.drawn is not None:
                     self.drawn.append(after)
+                elif number in self._anew:
+                    raise InputError(
+                        f"{self.title(number)}: draws from torch's generator, and several layers compute what it gives "
+                        "edges anew, with other numbers; use hongtu.nn.Dropout, which draws by edge"
+                    )
                 else:
                     raise InputError(
                         f"{self.title(number)}: draws from torch's generator by chunk, and a vertex is in chunks of "

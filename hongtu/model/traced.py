@@ -9,7 +9,6 @@ import inspect
 import linecache
 import operator
 import sys
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -222,8 +221,11 @@ def _leave_out_globals(graph: fx.Graph, root: nn.Module) -> None:
         for part in [user for user in node.users if user.target is operator.getitem and user.args[1] == 2]:
             if (node.kwargs.get("u") if len(node.args) < 4 else node.args[3]) is None:
                 for user in [*part.users]:
-                    without = partial(fx.node.map_arg, fn=lambda other, part=part: None if other is part else other)
-                    user.args, user.kwargs = without(user.args), without(user.kwargs)
+                    user.args, user.kwargs = _without(part, user.args), _without(part, user.kwargs)
+
+
+def _without(part: fx.Node, given: Any) -> Any:
+    return fx.node.map_arg(given, lambda other: None if other is part else other)
 
 
 def _pairs(graph: fx.Graph, root: nn.Module) -> set[fx.Node]:

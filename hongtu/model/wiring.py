@@ -4,8 +4,8 @@ A module takes the values named before the arrow, in this order, and gives the o
 takes what the module before it gave, and gives it anew under the same name. The features are ``x``. A name means what
 was given to it last; what others take never changes, even where a module works in place.
 
-Values are rows of vertices or of edges, whose features are ``e``. A layer that updates edges takes and gives one of each,
-"x, e -> x, e"; other layers may take edges in place of the graph's features. Row-wise modules take only one kind.
+Values are rows of vertices or of edges, whose features are ``e``. A layer that updates edges takes and gives one of
+each, "x, e -> x, e"; other layers may take edges in place of the graph's features. Row-wise modules take only one kind.
 """
 
 from __future__ import annotations
@@ -216,16 +216,21 @@ def _check_all_taken(modules: Modules) -> None:
 
 
 class EdgeWiring(NamedTuple):
-    """What the aggregate of a layer finds of its edges.
+    """What a layer finds and leaves of its edges; values are named by the modules that give them.
 
     Attributes:
-        states: the modules whose states it is made of, INPUT for the graph's features first.
-        modules: the row-wise modules that make it, in order; ``value``: the one that gives it, or a state.
+        takes: the values of earlier layers that are needed; ``features``: the graph's are.
+        before: row-wise modules of features alone, which every layer that needs them computes; ``value``: what the
+            aggregate finds.
+        behind: those that need what the layer gives edges, in order; ``gives``: values that later layers need.
     """
 
-    states: tuple[int, ...]
-    modules: tuple[int, ...]
+    takes: tuple[int, ...]
+    features: bool
+    before: tuple[int, ...]
     value: int
+    behind: tuple[int, ...]
+    gives: tuple[int, ...]
 
 
 def wire_edges(every: list[tuple[Source, ...]], layers: Sequence[int]) -> dict[int, EdgeWiring]:
@@ -234,21 +239,37 @@ def wire_edges(every: list[tuple[Source, ...]], layers: Sequence[int]) -> dict[i
     Args:
         layers: the numbers of all layers.
     """
-    found = {}
-    for layer in layers:
-        values = [source.number for source in every[layer] if source.of_edges]
-        needed, states = set[int](), set[int]()
-        left = list(values)
-        while left:
-            number = left.pop()
-            if number == INPUT or number in layers:
-                states.add(number)
-            elif number not in needed:
-                needed.add(number)
-                left += [source.number for source in every[number]]
-        if values:
-            found[layer] = EdgeWiring(tuple(sorted(states)), tuple(sorted(needed)), values[0])
-    return found
+    sources = {number: [source.number for source in taken if source.of_edges] for number, taken in enumerate(every)}
+    stage = {INPUT: -1}  # the position of the last layer that a value depends on
+    for number, taken in sources.items():
+        position = layers.index(number) if number in layers else -1
+        stage[number] = max([position, *([] if number in layers else (stage[source] for source in taken))])
+    modules = [number for number, taken in sources.items() if taken and number not in layers]
+    parts: dict[int, tuple[list[int], list[int], set[int]]] = {}
+    for layer in dict.fromkeys(layers):
+        behind = [number for number in modules if stage[number] == stage[layer]]
+        needed = {*sources[layer], *(source for number in behind for source in sources[number])}
+        before = [number for number in modules if stage[number] == -1]
+        for number in reversed(before):
+            needed |= {*sources[number]} if number in needed else set()
+        parts[layer] = [number for number in before if number in needed], behind, needed
+    taken_later = {layer: {v for v in needed if -1 < stage[v] < stage[layer]} for layer, (*_, needed) in parts.items()}
+    return {
+        layer: EdgeWiring(
+            takes=tuple(sorted(taken_later[layer])),
+            features=INPUT in needed,
+            before=tuple(before),
+            value=sources[layer][0],
+            behind=tuple(behind),
+            gives=tuple(
+                value
+                for value in (layer, *behind)
+                if any(value in taken for other, taken in taken_later.items() if other != layer)
+            ),
+        )
+        for layer, (before, behind, needed) in parts.items()
+        if sources[layer]
+    }
 
 
 @dataclass(frozen=True)

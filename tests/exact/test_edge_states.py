@@ -361,8 +361,12 @@ def test_host_bytes():
         ([hnn.MeshBlock(6, P), (nn.Linear(P, 3), "e -> e")], "gives rows of edges.*LinkLoss"),
         ([(nn.Linear(P, 6), "e -> y"), hnn.GCNConv(6, 3)], "nothing takes what it gives"),
         (
-            [(nn.Dropout(), "e -> e"), (hnn.GINEConv(nn.Linear(6, 6)), "x, e -> x"), (Pair(6, P, 3), "x, e -> x, e")],
-            "2 layers compute what it gives edges anew.*hongtu.nn.Dropout",
+            [
+                (nn.Dropout(), "e -> e"),
+                (hnn.GINEConv(nn.Linear(6, 6), edge_dim=P), "x, e -> x"),
+                (Pair(6, P, 3), "x, e -> x, e"),
+            ],
+            "several layers compute what it gives edges anew.*hongtu.nn.Dropout",
         ),
         ([(nn.Flatten(0), "e -> e"), hnn.MeshBlock(6, P)], "expected floats .rows, columns., a row for each of"),
     ],

@@ -59,7 +59,7 @@ class MeshBlock(Layer):
         of_edge, of_source, of_destination = first.weight.split([self.edge_channels, *[self.channels] * 2], dim=1)
         m_EG = product(e, of_edge) + block.gather(product(z, of_source))
         m_EG = m_EG + block.gather_destination(product(s, of_destination, first.bias))
-        for part in self.edge_mlp[1:]:
+        for part in [*self.edge_mlp][1:]:
             m_EG = part(m_EG)
         return e + m_EG, m_EG
 

@@ -89,7 +89,7 @@ class PlannedMemory:
         return self.schedules[self.view_of(p)]
 
     def edges_of(self, p: Pass, name: str) -> Topology | None:
-        """The chunks whose in-edges a tensor that a pass reads or writes has rows of; None: it has those of vertices."""
+        """The chunks whose in-edges a tensor that a pass reads or writes has rows of; None: of vertices."""
         if (layer := self.passes.of_edges.get(name)) is None:
             return None
         makes = (q for q in self.passes.every if (q.layer, q.when) == (layer, p.when) and q.direction != "backward")

@@ -37,7 +37,8 @@ def plan_passes(
         for name in (z, *s)
     }
     wanted |= {names.value[value.number] for value in shape.values if value.trained or not constants}
-    wanted |= {names.states[k] for k in names.states if shape.layers[k].gives_trained or not constants}
+    given = [state for layer in shape.layers for state in layer.gives]
+    wanted |= {names.states[state.number] for state in given if state.trained or not constants}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
     builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, save=save, prune=prune, halo=halo)
@@ -70,7 +71,12 @@ def plan_passes(
         on_host=frozenset(on_host),
         layer_inputs=tuple((z, *s) for z, s in zip(names.z, names.s, strict=True)),
         returned=tuple(names.returned(stage) for stage in range(len(shape.layers) + 1)),
-        of_edges={name: k for k, state in names.states.items() for name in (state, gradient(state))},
+        of_edges={
+            name: k
+            for k, layer in enumerate(shape.layers)
+            for state in layer.gives
+            for name in (names.states[state.number], gradient(names.states[state.number]))
+        },
     )
 
 
@@ -93,7 +99,7 @@ class _Names:
 
     Attributes:
         z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features; ``states``: those of
-            edges, by the layer that gives them.
+            edges, by the number of the module that gives them.
     """
 
     def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:
@@ -116,8 +122,9 @@ class _Names:
             name = f"v{value.stage}.{value.number}" if value.same_as is None else own[value.same_as]
             self.value[value.number] = name
             self.width[name] = value.columns
-        self.states = {k: f"e{k}" for k, layer in enumerate(shape.layers) if layer.gives}
-        self.width.update({name: shape.layers[k].gives for k, name in self.states.items()})
+        given = [(k, state) for k, layer in enumerate(shape.layers) for state in layer.gives]
+        self.states = {state.number: f"e{k}.{state.number}" for k, state in given}
+        self.width.update({self.states[state.number]: state.columns for _, state in given})
         self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
 
     def returned(self, stage: int) -> tuple[str, ...]:
@@ -218,7 +225,7 @@ class _Builder:
             s=() if from_cache and layer.combined else self.names.s[k],
             values=self.names.taken(k + 1),
             states=tuple(self.names.states[of] for of in layer.states),
-            gives=self.names.states.get(k),
+            gives=self._given(k),
             outputs=tuple(gradient(name) for name in outputs) if loss else outputs + self._given(k),
             checkpoint=f"a{k}" if returns and layer.linear and not (from_cache or layer.norm or saves) else None,
             moments=self._moments(k + 1),
@@ -248,7 +255,7 @@ class _Builder:
             s=() if layer.combined and (from_cache or not fused) else names.s[k],
             values=values,
             states=states,
-            gives=names.states.get(k),
+            gives=self._given(k),
             gradients=() if fused else self._gradients(k + 1, *self._given(k)),
             moments=self._returned_moments(k + 1),
             direct=direct,
@@ -293,7 +300,7 @@ class _Builder:
 
     def _given(self, k: int) -> tuple[str, ...]:
         """The states that layer k gives edges."""
-        return (self.names.states[k],) if k in self.names.states else ()
+        return tuple(self.names.states[state.number] for state in self.shape.layers[k].gives) if k >= 0 else ()
 
     def _gradients(self, stage: int, *states: str) -> tuple[str, ...]:
         """Of a stage's outputs, and of what the aggregate before it gives edges."""

@@ -6,8 +6,8 @@ Each saving is a rewrite of this list; the runtime replays passes and never asks
 
 Vertex tensors: ``features``; ``z{l}``, ``s{l}.{k}`` (outputs of stage l), ``v{l}.{n}`` (a value that module n gives in
 stage l and later stages take), ``a{l}`` (output of the aggregate: a checkpoint), ``output``; their gradients carry the
-prefix ``grad ``. A tensor that aliases another has its name. ``e{l}`` has rows of edges, their states behind layer l: of
-all in-edges of the destinations that its pass computes.
+prefix ``grad ``. A tensor that aliases another has its name. ``e{l}.{n}`` (a value that module n gives edges
+behind layer l) has a row for each in-edge of the destinations that the pass of layer l computes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pass:
     s: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
-    gives: str | None = None
+    gives: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpoint: str | None = None

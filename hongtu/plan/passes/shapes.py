@@ -26,6 +26,21 @@ class EdgeData:
 NO_EDGE_DATA = EdgeData()
 
 
+@dataclass(frozen=True)
+class EdgeShape:
+    """A value of edges that a layer gives to later ones.
+
+    Attributes:
+        number: of the module that gives it.
+        columns: of its rows.
+        trained: it depends on something that is trained.
+    """
+
+    number: int
+    columns: int
+    trained: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """One graph layer as the planner sees it.
@@ -47,9 +62,8 @@ class LayerShape:
             exchanged.
         trained: z or an element of s depends on a parameter that is trained, here or in a layer before.
         edge_features, edge_type: the aggregate reads them of every edge.
-        states: the layers whose states of edges it takes.
-        gives: columns of the states that it gives edges, 0 where no later layer takes any; ``gives_trained``: they
-            depend on something that is trained.
+        states: the values of edges that it takes, by the numbers of the modules that give them.
+        gives: those that it gives to later layers.
     """
 
     z: int
@@ -65,8 +79,7 @@ class LayerShape:
     edge_features: bool = False
     edge_type: bool = False
     states: tuple[int, ...] = ()
-    gives: int = 0
-    gives_trained: bool = False
+    gives: tuple[EdgeShape, ...] = ()
     norm: bool = False
     factors: tuple[bool, bool] | None = None
     ignores_weights: bool = False

@@ -167,7 +167,7 @@ class _Body:
     @property
     def _given(self) -> tuple[str, ...]:
         """The states that the aggregate gives edges."""
-        return () if self.p.gives is None else (self.p.gives,)
+        return self.p.gives
 
     def _cache(self, access: Literal["read"] | Stores) -> Ref:
         """The slots of the chunk's sources."""

@@ -210,9 +210,9 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, fro
         yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
-            rows, front = own_rows(plan, p, name), EDGE_FRONT if name in plan.passes.of_edges else FRONT
-            stored = stores(plan, p, name)
-            there = Ref(tensor=name, where="host", rows=rows, access=stored, kept=plan.kept.get(name))
+            own, stored, kept = own_rows(plan, p, name), stores(plan, p, name), plan.kept.get(name)
+            there = Ref(tensor=name, where="host", rows=own, access=stored, kept=kept)
+            front = FRONT if own.edges is None else EDGE_FRONT
             yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=front))
     if p.flush is not None and picks.loads:
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)

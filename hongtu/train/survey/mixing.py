@@ -110,7 +110,8 @@ def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData,
             yield aggregate
         with torch.no_grad():
             a, *given = aggregate.run(network, aggregate.given)
-            states |= dict(zip([index], (x.reshape(ROWS * DEGREE, -1) for x in given)))
+            edge_rows = (x.reshape(ROWS * DEGREE, -1) for x in given)
+            states |= dict(zip(network.gives_edges(index), edge_rows, strict=True))
             if layer.linear_aggregate and layer.combines:
                 combine = _Part(partial(_combine, index), (a, *s, *of_rows), 1 + len(s))
                 if not layer.built_in:
@@ -155,9 +156,9 @@ def _aggregate_part(
 
 
 def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Network, given: Given) -> list[Tensor]:
-    """Of sources, destinations, so many states of edges, and what lies beside edges by name, which of the ``DEGREE`` edges
-    that each destination could have are there, whose sources it reads beside itself, the id of its first edge, and what
-    belongs to it as a vertex."""
+    """Of sources, destinations, so many states of edges, and what lies beside edges by name, which of the ``DEGREE``
+    edges that each destination could have are there, whose sources it reads beside itself, the id of its first edge,
+    and what belongs to it as a vertex."""
     *rows, there, reads, edge_id_start, ids, statistics = given
     count, degree, edge = len(ids), there.view(-1, DEGREE).sum(1), there.nonzero().squeeze(1)
     owner, slot = edge // DEGREE, edge % DEGREE

@@ -86,7 +86,8 @@ def _sweeps(
                 small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
                 edge_block = with_edge_data(small, network, index, edges)
                 widths = tuple(part.shape[1] for part in s)
-                states = tuple(traced.layers[of].gives for of in layer.states)
+                columns = {state.number: state.columns for each in traced.layers for state in each.gives}
+                states = tuple(columns[number] for number in layer.states)
                 aggregate = partial(network.aggregate, index)
                 function = edge_sweeps(aggregate, edge_block, layer.z, (widths, states), parameters)
             a = torch.ones((ROWS, layer.a), dtype=dtype)

@@ -16,7 +16,7 @@ from hongtu.model.network import Forms, Network
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, LayerShape, ValueShape
+from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, EdgeShape, LayerShape, ValueShape
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
         z, s = run_stage(index)
         taken = network.edge_states(index)
         a, *given = network.aggregate(index, block, z, s, tuple(states[of] for of in taken))
-        states |= dict(zip([index], given))
+        numbers = network.gives_edges(index)
+        states |= dict(zip(numbers, given, strict=True))
         combined = layer.linear_aggregate and layer.combines
         if combined:
             a = network.combine(index, a, s, block.rows)
@@ -196,8 +197,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
                 trained=any(part.requires_grad for part in (z, *s)),
                 edge_features=block.edge_features is not None,
                 states=taken,
-                gives=given[0].shape[1] if given else 0,
-                gives_trained=bool(given) and given[0].requires_grad,
+                gives=tuple(EdgeShape(n, x.shape[1], x.requires_grad) for n, x in zip(numbers, given)),
                 edge_type=block.edge_type is not None,
                 norm=isinstance(layer, WholeGraphNorm),
             )
@@ -231,7 +231,7 @@ def _common(a: Traced, b: Traced) -> Traced:
             s=tuple(v if u is None else u for u, v in zip(x.s, y.s, strict=True)),
             z_is_input=x.z_is_input and y.z_is_input,
             trained=y.trained,
-            gives_trained=y.gives_trained,
+            gives=y.gives,
         )
         for x, y in zip(a.layers, b.layers, strict=True)
     )
