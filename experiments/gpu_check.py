@@ -107,14 +107,15 @@ class Check:
                 self._end(run, run.process.poll())
 
     def _begin(self, part: Part) -> Running | None:
-        row = {"part": part.name, "command": " ".join(("python", *part.command[1:])), "device": self.options.device}
-        broken = [name for name, known in self.known.items() if known.get("crashed") and name != part.name]
+        row: dict[str, Any] = {"part": part.name, "device": self.options.device}
+        ways, known = [" ".join(("python", *part.command[1:]))], self.known.get(part.name, {})
+        broken = [name for name, other in self.known.items() if other.get("crashed") and name != part.name]
         if part.eager and broken:  # what crashed itself is tried again as it was, by a second call
             part = replace(part, command=(*part.command, *part.eager), captures=False)
-            row |= {"command": " ".join((row["command"], *part.eager))}
+            ways.append(" ".join((*ways, *part.eager)))
             row |= {"note": f"eager, for '{broken[0]}' crashed or hung"}
-        known = self.known.get(part.name, {})
-        if known.get("status") == DONE and known.items() >= row.items():
+        row |= {"command": ways[-1]}
+        if known.get("status") == DONE and known["command"] in ways and known["device"] == row["device"]:
             return None
         left = self.options.seconds - (time.monotonic() - self.begun)
         if part.needs_gpu and not self.options.device.startswith("cuda"):

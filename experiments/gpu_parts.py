@@ -73,7 +73,7 @@ def first(check: Check) -> Iterator[list[Part]]:
     ]
     training = [
         replace(tests(name, "test_training.py", 90, "-k", *more), captures="--eager" not in more,
-                eager=() if "captured" in name else EAGER)
+                eager=EAGER if name in ("four partitions", "float64") else ())
         for name, more in TRAINING.items()
     ]  # fmt: skip
     doctor = Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30)

@@ -133,11 +133,16 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
 def test_after_a_fault_of_what_is_captured_nothing_is(monkeypatch, tmp_path, fault, broken):
     said = "import json, sys; print(json.dumps(sys.argv[1:]))"
     kinds = {"captures": True, "eager": ("--eager",)}
-    found = [[python("eager", "print(1)")], [python("first", fault, 2, **kinds)]]
-    steps(monkeypatch, *found, [python("second", said, **kinds), python("third", said)])
+    found = [[python("before", said, **kinds)], [python("first", fault, 2, **kinds)]]
+    found += [[python("second", said, **kinds), python("third", said)]]
+    steps(monkeypatch, *found)
     _, rows = check(monkeypatch, tmp_path)
     assert rows["second"]["said"] == ('["--eager"]' if broken else "[]") and rows["third"]["said"] == "[]"
     assert ("'first' crashed or hung" in rows["second"].get("note", "")) == broken
+    begun = {name: row["begun"] for name, row in rows.items() if name != "first"}
+    _, rows = check(monkeypatch, tmp_path)  # a call before a mend
+    assert {name: row["begun"] for name, row in rows.items() if name != "first"} == begun, "what was done ran again"
+    assert rows["before"]["said"] == "[]"
     steps(monkeypatch, [python("first", said, **kinds)], [python("second", said, **kinds)])  # a call after a mend
     _, rows = check(monkeypatch, tmp_path)
     assert rows["first"]["said"] == rows["second"]["said"] == "[]" and "note" not in rows["second"]
