@@ -13,8 +13,14 @@ if TYPE_CHECKING:
     from experiments.gpu_check import Check
 
 PYTHON, EAGER = sys.executable, ("--eager",)
-KERNELS = {"rows": "TestRows", "csc": "TestCsc", "softmax": "test_softmax", "attention": "test_attend",
-           "gates": "gated or few_blocks", "dropout": "TestDropout"}  # fmt: skip
+KERNELS = {
+    "rows": ("TestRows",),
+    "csc": ("TestCsc",),
+    "softmax": ("TestAttention::test_softmax", "TestAttention::test_softmax_of_logits_far_from_zero"),
+    "attention": ("TestAttention::test_attend",),
+    "gates": ("TestAttention::test_gated_sum", "TestAttention::test_attention_in_few_blocks"),
+    "dropout": ("TestDropout",),
+}
 TRAINING = {
     "eager": ("single_precision and m1n7", *EAGER),
     "captured in memory": ("captured_epochs and memory",),
@@ -66,10 +72,9 @@ def first(check: Check) -> Iterator[list[Part]]:
         Part("limits", ("sh", "-c", limits), 20),
         Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 30),
     ]
-    once = ("--sample", "-k")
     yield [*facts, measured(options, "memory", 40)] + [
-        tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, *once, which, CUDA_LAUNCH_BLOCKING="1")
-        for file, which in KERNELS.items()
+        tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, "--sample", only=only, CUDA_LAUNCH_BLOCKING="1")
+        for file, only in KERNELS.items()
     ]
     training = [
         replace(tests(name, "test_training.py", 90, "-k", *more), captures="--eager" not in more,
@@ -121,12 +126,13 @@ def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
     return Part(name, ("sh", "-c", f"rm -rf '{graph}'; {script}"), limit, environment=threads)
 
 
-def tests(name: str, file: str, limit: int, *more: str, **environment: str) -> Part:
-    """Tests on the GPU, each by its name. Of pytest's plugins those that are needed: others take seconds to load."""
+def tests(name: str, file: str, limit: int, *more: str, only: tuple[str, ...] = (), **environment: str) -> Part:
+    """Tests on the GPU, each by its name: all of a file, or only these, and no others are looked at, which takes time.
+    Of pytest's plugins those that are needed: others take seconds to load."""
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider")
-    beside = tuple(environment.items())
-    return Part(name, (*command, f"tests/gpu/{file}", *more), limit, shows=" passed", environment=beside)
+    found = [f"tests/gpu/{file}::{test}" for test in only] or [f"tests/gpu/{file}"]
+    return Part(name, (*command, *found, *more), limit, shows=" passed", environment=tuple(environment.items()))
 
 
 def measured(options: argparse.Namespace, what: str, limit: int) -> Part:

@@ -16,6 +16,7 @@ import pytest
 
 from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_results
 from experiments.gpu_parts import Part
+from tests import kernel_parity
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--device", "simulated", "--vertices", "300", "--megabytes", "1"]
@@ -254,6 +255,16 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
         "four partitions", "float64"
     }  # fmt: skip
     assert all("artifact of 1000" in " ".join(part.command) for part in first if part.alike)
+
+
+def test_every_test_of_kernels_beside_a_reference_is_run_for_one_file():
+    """So that a kernel that faults fails the part of its file alone."""
+    of = {"TestRows": "RowParity", "TestCsc": "CscParity", "TestAttention": "AttentionParity"}
+    of |= {"TestDropout": "DropoutParity"}
+    every = {f"{test}::{name}" for test in of for name in vars(getattr(kernel_parity, of[test])) if "test_" in name}
+    whole = {test: [name for name in every if name.startswith(test)] for test in of}
+    run = [name for file in gpu_parts.KERNELS.values() for only in file for name in whole.get(only, [only])]
+    assert sorted(run) == sorted(every)
 
 
 def test_a_line_that_shows_tests_need_not_be_the_last():
