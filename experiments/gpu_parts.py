@@ -128,9 +128,9 @@ def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
 
 def tests(name: str, file: str, limit: int, *more: str, only: tuple[str, ...] = (), **environment: str) -> Part:
     """Tests on the GPU, each by its name: all of a file, or only these, and no others are looked at, which takes time.
-    Of pytest's plugins those that are needed: others take seconds to load."""
+    Of pytest's plugins those that are needed: others take seconds to load, and one a second of collecting garbage."""
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider")
+    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
     found = [f"tests/gpu/{file}::{test}" for test in only] or [f"tests/gpu/{file}"]
     return Part(name, (*command, *found, *more), limit, shows=" passed", environment=tuple(environment.items()))
 
