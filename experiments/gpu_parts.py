@@ -45,6 +45,7 @@ class Part:
         eager: what keeps it from that, where something else that captures has crashed or hung; () where nothing does.
         alike: parts whose losses agree have this in common.
         shows: on a GPU, what some line must hold: tests that were all skipped show nothing.
+        forked: begins, on a GPU, from a process that has imported torch.
         environment: beside the process's own.
     """
 
@@ -56,6 +57,7 @@ class Part:
     eager: tuple[str, ...] = ()
     alike: str = ""
     shows: str = ""
+    forked: bool = False
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -103,7 +105,7 @@ def more(check: Check) -> Iterator[list[Part]]:
     counters = ("ncu", "--clock-control", "none", "--csv", "-k", "regex:csc_aggregate_f|copy_rows", "-c", "12")
     counters += ("--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis", "--section", "Occupancy")
     yield [  # torch's cache is left out, for nothing in it is out of bounds
-        replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True),
+        replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True, forked=False),
         Part("counters", (*counters, *measured(options, "rates", 0).command), 90, needs_gpu=True),
     ]
     if not check.artifact(f"artifact of {vertices}", options.seconds / 2):
@@ -132,7 +134,8 @@ def tests(name: str, file: str, limit: int, *more: str, only: tuple[str, ...] = 
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
     found = [f"tests/gpu/{file}::{test}" for test in only] or [f"tests/gpu/{file}"]
-    return Part(name, (*command, *found, *more), limit, shows=" passed", environment=tuple(environment.items()))
+    beside = tuple(environment.items())
+    return Part(name, (*command, *found, *more), limit, shows=" passed", forked=True, environment=beside)
 
 
 def measured(options: argparse.Namespace, what: str, limit: int) -> Part:

@@ -160,6 +160,44 @@ def test_runs_of_one_model_whose_losses_differ_are_no_success(monkeypatch, tmp_p
     assert rows["2"]["why"] == "losses [1.0, 0.6] are not those of '0': [1.0, 0.5]"
 
 
+PROBE = """
+import json, os, sys
+forked, files = "gpu_check.py" in sys.orig_argv, len(os.listdir("/proc/self/fd"))
+print(json.dumps([sys.argv[1:], os.environ["A"], forked, files]))
+how = {"passes": exit, "fails": lambda: exit(3), "says": lambda: exit("why"), "raises": lambda: 1 / 0, "ends": os.abort}
+how[sys.argv[1]]()
+"""
+FORKS = """
+import importlib, mmap, subprocess, sys
+from experiments import gpu_processes
+importlib.import_module = lambda name: None
+if "driver" in sys.argv:
+    file = open("libcuda.so.1", "rb")
+    held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+for how in ("passes", "fails", "says", "raises", "ends"):
+    with open(how + ".out", "wb") as out, open(how + ".err", "wb") as err:
+        print(gpu_processes.begin((sys.executable, "-m", "probe", how), out, err, {"A": how}, True).wait())
+"""
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_what_begins_in_a_copy_of_the_check_is_as_if_it_had_been_executed(tmp_path, driver):
+    """And is executed where the check has the driver of a GPU."""
+    for name, text in {"probe.py": PROBE, "gpu_check.py": FORKS, "libcuda.so.1": "driver"}.items():
+        (tmp_path / name).write_text(text)
+    command, path = [sys.executable, "gpu_check.py", *["driver"] * driver], f"{ROOT}{os.pathsep}{tmp_path}"
+    told = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["0", "3", "1", "1", str(-signal.SIGABRT)], told.stderr
+    for how in ("passes", "fails", "says", "raises", "ends"):
+        argv, a, forked, files = json.loads((tmp_path / f"{how}.out").read_text())
+        assert argv == [how] and a == how and forked is not driver and files <= 4
+    said = {how: (tmp_path / f"{how}.err").read_text() for how in ("passes", "says", "raises", "ends")}
+    assert not said["passes"] and said["says"] == "why\n" and "ZeroDivisionError" in said["raises"]
+    assert "Fatal Python error: Aborted" in said["ends"]
+
+
 def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_path):
     """Not even what has left the session of the call."""
     script = tmp_path / "killed.py"
