@@ -74,7 +74,7 @@ def first(check: Check) -> Iterator[list[Part]]:
         Part("limits", ("sh", "-c", limits), 20),
         Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 30),
     ]
-    yield [*facts, measured(options, "memory", 40)] + [
+    yield [*facts, replace(measured(options, "memory", 40), forked=True)] + [
         tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, "--sample", only=only, CUDA_LAUNCH_BLOCKING="1")
         for file, only in KERNELS.items()
     ]
