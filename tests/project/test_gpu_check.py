@@ -199,29 +199,39 @@ def test_what_begins_in_a_copy_of_the_check_is_as_if_it_had_been_executed(tmp_pa
 
 
 def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_path):
-    """Not even what has left the session of the call."""
+    """Not even what has left the session of the call, and no copy of its process."""
     script = tmp_path / "killed.py"
     script.write_text(
-        "import sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        "import importlib, sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        "importlib.import_module = lambda name: None\n"
         "def first(check):\n"
         "    yield [Part('good', (sys.executable, '-c', 'print(1)'), 20)]\n"
-        "    yield [Part('long', ('setsid', 'sleep', '78.25'), 60)]\n"
+        "    yield [Part('long', ('setsid', 'sleep', '78.25'), 60),\n"
+        "           Part('copy', (sys.executable, '-m', 'sleeps'), 60, forked=True)]\n"
         "gpu_check.first = first\ngpu_check.main()\n"
     )
+    (tmp_path / "sleeps.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(78)\n")
     command = [sys.executable, str(script), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), *SMALL]
-    call = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    call = subprocess.Popen([*command, "--device", "cuda"], cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+    copy = tmp_path / "work" / "copy.out"
     sleeping = ["pgrep", "-f", "^sleep 78.25"]
     until = time.monotonic() + 60
-    while not subprocess.run(sleeping, capture_output=True).stdout and time.monotonic() < until:
+    while not (copy.exists() and copy.read_text().strip()) and time.monotonic() < until:
         time.sleep(0.05)
     call.kill()
     call.wait()
-    assert subprocess.run(sleeping, capture_output=True).stdout
+    assert subprocess.run(sleeping, capture_output=True).stdout and alive(int(copy.read_text()))
     assert '"good"' in (tmp_path / "out" / "gpu-check.jsonl").read_text()
     steps(monkeypatch, [python("next", "print(1)")])
     _, rows = check(monkeypatch, tmp_path)
-    assert not subprocess.run(sleeping, capture_output=True).stdout
+    assert not subprocess.run(sleeping, capture_output=True).stdout and not alive(int(copy.read_text()))
     assert rows["good"]["status"] == rows["next"]["status"] == "done"
+
+
+def alive(process):
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and ") Z " not in stat.read_text()  # whoever should take note of its end may not
 
 
 def test_a_call_that_is_told_twice_to_end_has_a_row_of_all_that_ran(tmp_path):
