@@ -71,7 +71,8 @@ class Check:
         self._processors = 0.0  # seconds that parts have taken of them
 
     def run(self, parts: Iterable[Part]) -> None:
-        """Side by side, until all have ended; what is in the background goes on."""
+        """Side by side, until all have ended; what is in the background begins before them, and goes on."""
+        self._look()
         begun = [run for part in parts if (run := self._begin(part)) is not None]
         while any(run in self._running for run in begun):
             self._look()
