@@ -303,6 +303,9 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
         "four partitions", "float64"
     }  # fmt: skip
     assert all("artifact of 1000" in " ".join(part.command) for part in first if part.alike)
+    copies = {part.name for part in (*first, *more) if part.forked}
+    assert copies == {"memory", "kernels", *gpu_parts.TRAINING, *(f"kernels of {x}.cu" for x in gpu_parts.KERNELS)}
+    assert all(part.command[:2] == (sys.executable, "-m") for part in (*first, *more) if part.name in copies)
 
 
 def test_every_test_of_kernels_beside_a_reference_is_run_for_one_file():
