@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.gpu_check import run_all
+from experiments.gpu_processes import run_all
 from experiments.prepare import generated, prepared, real_graph
 from hongtu.bench.baselines import missing
 from hongtu.bench.records import append, machine

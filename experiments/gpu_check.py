@@ -26,17 +26,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from experiments.gpu_parts import Part, first, more
+from experiments.gpu_processes import MARK, SIGNALS, begin, end, end_left_behind, kill
 from experiments.gpu_results import WARNED, line, reason, result_of
 from hongtu.bench.records import append, read
 
 DONE, LEFT_OUT, SLOW, ENDED, DIFFERS = "done", "left out", "took too long", "the call ended", "losses differ"
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # `make` and `timeout` may say it twice
-MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it starts: the folder of its check
 HANGS = 1 / 3  # what has printed nothing for so much of its limit hangs; else it is slow
 TOLERANCE = 1e-4  # of losses, relative
 LONGEST = 200_000  # characters of a part in the log
@@ -72,7 +71,8 @@ class Check:
         self._processors = 0.0  # seconds that parts have taken of them
 
     def run(self, parts: Iterable[Part]) -> None:
-        """Side by side, until all have ended; what is in the background goes on."""
+        """Side by side, until all have ended; what is in the background begins before them, and goes on."""
+        self._look()
         begun = [run for part in parts if (run := self._begin(part)) is not None]
         while any(run in self._running for run in begun):
             self._look()
@@ -107,17 +107,18 @@ class Check:
                 self._end(run, run.process.poll())
 
     def _begin(self, part: Part) -> Running | None:
-        row = {"part": part.name, "command": " ".join(("python", *part.command[1:])), "device": self.options.device}
-        broken = [name for name, known in self.known.items() if known.get("crashed") and name != part.name]
+        row: dict[str, Any] = {"part": part.name, "device": self.options.device}
+        ways, known = [" ".join(("python", *part.command[1:]))], self.known.get(part.name, {})
+        broken = [name for name, other in self.known.items() if other.get("crashed") and name != part.name]
         if part.eager and broken:  # what crashed itself is tried again as it was, by a second call
             part = replace(part, command=(*part.command, *part.eager), captures=False)
-            row |= {"command": " ".join((row["command"], *part.eager))}
+            ways.append(" ".join((*ways, *part.eager)))
             row |= {"note": f"eager, for '{broken[0]}' crashed or hung"}
-        known = self.known.get(part.name, {})
-        if known.get("status") == DONE and known.items() >= row.items():
+        row |= {"command": ways[-1]}
+        if known.get("status") == DONE and known["command"] in ways and known["device"] == row["device"]:
             return None
         left = self.options.seconds - (time.monotonic() - self.begun)
-        if part.needs_gpu and not self.options.device.startswith("cuda"):
+        if part.needs_gpu and not on_gpu(self.options):
             return self._note(row | {"status": LEFT_OUT, "why": "needs a GPU"})
         if left < 1:
             return self._note(row | {"status": "no time left"})
@@ -125,7 +126,7 @@ class Check:
         start, more = time.monotonic(), dict(part.environment) | {MARK: str(self.options.work)}
         with open(files[0], "wb") as stdout, open(files[1], "wb") as stderr:
             try:
-                process = begin(part.command, stdout, stderr, more)
+                process = begin(part.command, stdout, stderr, more, part.forked and on_gpu(self.options))
             except FileNotFoundError:
                 return self._note(row | {"status": LEFT_OUT, "why": f"there is no {part.command[0]} here"})
         run = Running(part, process, files, start, start + min(part.limit * self.options.slow, left), row)
@@ -144,14 +145,13 @@ class Check:
         with open(self.options.work / "gpu-check.log", "a") as log:
             log.write(f"=== {run.part.name}: {' '.join(run.part.command)}\n{printed[-LONGEST:]}\n")
             log.write(f"--- stderr\n{errors[-LONGEST:]}\n")
-        begun, on_gpu = run.start - self.begun, self.options.device.startswith("cuda")
-        row = run.row | {"begun": round(begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
+        row = run.row | {"begun": round(run.start - self.begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
         used, before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), self._processors
         self._processors, row["processor_seconds"] = used, round(used - before, 1)
         row |= result_of(printed.strip().splitlines(), run.part.shows)
         if warned := WARNED.findall(errors):
             row["warned"] = [*dict.fromkeys(warned)][:5]
-        good = code == 0 and (run.part.shows in printed or not on_gpu)
+        good = code == 0 and (run.part.shows in printed or not on_gpu(self.options))
         row["status"] = ended if code is None else DONE if good else "failed"
         if not good:
             row["why"] = reason(code, printed, errors, ended)
@@ -180,54 +180,8 @@ class Check:
                 shutil.copyfile(work / name, out / name)
 
 
-# ----------------------------------------------------------------------------------------------------------- processes
-
-
-def begin(
-    command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], more: dict[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a command in a process group of this session, so that it ends with whatever ends that."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | (more or {})
-    environment["COLUMNS"] = "300"  # pytest cuts what is wider
-
-    def alone() -> None:
-        os.setpgrp()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-    return subprocess.Popen(command, stdout=stdout, stderr=stderr, preexec_fn=alone, env=environment)
-
-
-def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKILL) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End it, with all that it has started."""
-    kill(process)
-    process.wait()
-
-
-def run_all(command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], limit: float) -> int | None:
-    """Run a command; its exit code, or None when it was ended, with all that it had started, after the limit."""
-    process = begin(command, stdout, stderr)
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        end(process)
-
-
-def end_left_behind(work: Path) -> int:
-    """End what an earlier call that was killed has left running; how many processes these were."""
-    mark, found = f"{MARK}={work}".encode(), 0
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
-                os.kill(int(entry.name), signal.SIGKILL)
-                found += 1
-    return found
+def on_gpu(options: argparse.Namespace) -> bool:
+    return bool(options.device.startswith("cuda"))
 
 
 def main() -> None:
@@ -250,7 +204,9 @@ def main() -> None:
     options.out, options.work = options.out.resolve(), options.work.resolve()
     for folder in (options.out, options.work):
         folder.mkdir(parents=True, exist_ok=True)
-    if options.device.startswith("cuda"):
+    if on_gpu(options):
+        if os.environ.get(MARK) != str(options.work):  # what marks a process is what it began with, copies included
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {MARK: str(options.work)})
         os.environ.setdefault("HONGTU_HOST_MEMORY", options.host_memory)
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     for number in SIGNALS:

@@ -16,7 +16,6 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from hongtu.bench.records import machine
 from hongtu.bench.spec import Model
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
-from hongtu.plan.passes.strategy import get_strategy
 
 
 def main() -> None:
@@ -40,7 +38,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--epochs", type=int, default=6, help="the first and the second are not timed")
     parser.add_argument("--memory", help="budget of the device (default: none)")
-    parser.add_argument("--strategy", default="full")
     parser.add_argument("--eager", action="store_true", help="capture no pass")
     parser.add_argument("--pyg", action="store_true", help="torch_geometric instead")
     parser.add_argument("--timeline", action="store_true", help="how busy each stream is")
@@ -58,9 +55,7 @@ def main() -> None:
         where = options.device if options.device.startswith("cuda") else "cpu"
         run_epochs(make_baseline(row["form"], artifact, model, layers, where).step, options, row)
         return
-    strategy = get_strategy(options.strategy)
-    strategy = replace(strategy, capture=strategy.capture and not options.eager)
-    start = time.perf_counter()
+    start, strategy = time.perf_counter(), hongtu.Strategy(capture=not options.eager)
     trainer = hongtu.Trainer(
         artifact, layers, device=options.device, device_memory=options.memory, strategy=strategy
     )  # fmt: skip

@@ -142,25 +142,16 @@ def rows_of(device: Device, rows: Tensor, cache: Tensor, staging: Tensor, rate: 
 def kernel_rates(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
     """Seconds of each, and what it moves at least as a share of a copy."""
     (device,), vertices, item = backend.devices(1, None, Traffic()), options.vertices, 4
-    edges, where = 15 * vertices, device.empty((0,), torch.float32).device
+    edges, row, of_edges = 15 * vertices, WIDTH * item, 15 * vertices * HEADS * item
+    where, run = device.empty((0,), torch.float32).device, device.kernels
     rows, out = (torch.ones(vertices, WIDTH, device=where) for _ in range(2))
     source = torch.randint(vertices, (edges,), dtype=torch.int32, device=where)
     indptr = torch.arange(0, edges + 1, 15, device=where)
     numbers, shares = (torch.rand(edges, HEADS, device=where) for _ in range(2))
-    none, nobody, no_floats = (
-        torch.empty(0, dtype=kind, device=where) for kind in (torch.int32, torch.bool, torch.float32)
-    )
-    ids, key, no_heads = (
-        torch.arange(vertices, device=where),
-        torch.ones(1, dtype=torch.int64, device=where),
-        no_floats.view(0, HEADS),
-    )
-    graph, run, row, of_edges = (
-        (indptr, source, none, no_floats, False),
-        device.kernels,
-        WIDTH * item,
-        edges * HEADS * item,
-    )
+    ids, key = torch.arange(vertices, device=where), torch.ones(1, dtype=torch.int64, device=where)
+    none, nobody = (torch.empty(0, dtype=kind, device=where) for kind in (torch.int32, torch.bool))
+    no_floats = torch.empty(0, device=where)
+    no_heads, graph = no_floats.view(0, HEADS), (indptr, source, none, no_floats, False)
     works: dict[str, tuple[Callable[[], object], int]] = {
         "copy": (lambda: out.copy_(rows), 2 * vertices * row),
         "csc_aggregate": (lambda: run.csc_aggregate(*graph, rows, out), (edges + vertices) * row),

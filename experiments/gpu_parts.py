@@ -13,8 +13,14 @@ if TYPE_CHECKING:
     from experiments.gpu_check import Check
 
 PYTHON, EAGER = sys.executable, ("--eager",)
-KERNELS = {"rows": "TestRows", "csc": "TestCsc", "softmax": "test_softmax", "attention": "test_attend",
-           "gates": "gated or few_blocks", "dropout": "TestDropout"}  # fmt: skip
+KERNELS = {
+    "rows": ("TestRows",),
+    "csc": ("TestCsc",),
+    "softmax": ("TestAttention::test_softmax", "TestAttention::test_softmax_of_logits_far_from_zero"),
+    "attention": ("TestAttention::test_attend",),
+    "gates": ("TestAttention::test_gated_sum", "TestAttention::test_attention_in_few_blocks"),
+    "dropout": ("TestDropout",),
+}
 TRAINING = {
     "eager": ("single_precision and m1n7", *EAGER),
     "captured in memory": ("captured_epochs and memory",),
@@ -39,6 +45,7 @@ class Part:
         eager: what keeps it from that, where something else that captures has crashed or hung; () where nothing does.
         alike: parts whose losses agree have this in common.
         shows: on a GPU, what some line must hold: tests that were all skipped show nothing.
+        forked: begins, on a GPU, from a process that has imported torch.
         environment: beside the process's own.
     """
 
@@ -50,6 +57,7 @@ class Part:
     eager: tuple[str, ...] = ()
     alike: str = ""
     shows: str = ""
+    forked: bool = False
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -66,14 +74,13 @@ def first(check: Check) -> Iterator[list[Part]]:
         Part("limits", ("sh", "-c", limits), 20),
         Part("packages", (PYTHON, "-m", "pip", "list", "--format", "freeze"), 30),
     ]
-    once = ("--sample", "-k")
-    yield [*facts, measured(options, "memory", 40)] + [
-        tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, *once, which, CUDA_LAUNCH_BLOCKING="1")
-        for file, which in KERNELS.items()
+    yield [*facts, replace(measured(options, "memory", 40), forked=True)] + [
+        tests(f"kernels of {file}.cu", "test_cuda_kernels.py", 60, "--sample", only=only, CUDA_LAUNCH_BLOCKING="1")
+        for file, only in KERNELS.items()
     ]
     training = [
         replace(tests(name, "test_training.py", 90, "-k", *more), captures="--eager" not in more,
-                eager=() if "captured" in name else EAGER)
+                eager=EAGER if name in ("four partitions", "float64") else ())
         for name, more in TRAINING.items()
     ]  # fmt: skip
     doctor = Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30)
@@ -98,7 +105,7 @@ def more(check: Check) -> Iterator[list[Part]]:
     counters = ("ncu", "--clock-control", "none", "--csv", "-k", "regex:csc_aggregate_f|copy_rows", "-c", "12")
     counters += ("--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis", "--section", "Occupancy")
     yield [  # torch's cache is left out, for nothing in it is out of bounds
-        replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True),
+        replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True, forked=False),
         Part("counters", (*counters, *measured(options, "rates", 0).command), 90, needs_gpu=True),
     ]
     if not check.artifact(f"artifact of {vertices}", options.seconds / 2):
@@ -121,12 +128,14 @@ def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
     return Part(name, ("sh", "-c", f"rm -rf '{graph}'; {script}"), limit, environment=threads)
 
 
-def tests(name: str, file: str, limit: int, *more: str, **environment: str) -> Part:
-    """Tests on the GPU, each by its name. Of pytest's plugins those that are needed: others take seconds to load."""
+def tests(name: str, file: str, limit: int, *more: str, only: tuple[str, ...] = (), **environment: str) -> Part:
+    """Tests on the GPU, each by its name: all of a file, or only these, and no others are looked at, which takes time.
+    Of pytest's plugins those that are needed: others take seconds to load, and one a second of collecting garbage."""
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider")
+    command = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
+    found = [f"tests/gpu/{file}::{test}" for test in only] or [f"tests/gpu/{file}"]
     beside = tuple(environment.items())
-    return Part(name, (*command, f"tests/gpu/{file}", *more), limit, shows=" passed", environment=beside)
+    return Part(name, (*command, *found, *more), limit, shows=" passed", forked=True, environment=beside)
 
 
 def measured(options: argparse.Namespace, what: str, limit: int) -> Part:

@@ -16,6 +16,7 @@ import pytest
 
 from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_results
 from experiments.gpu_parts import Part
+from tests import kernel_parity
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--device", "simulated", "--vertices", "300", "--megabytes", "1"]
@@ -133,11 +134,16 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
 def test_after_a_fault_of_what_is_captured_nothing_is(monkeypatch, tmp_path, fault, broken):
     said = "import json, sys; print(json.dumps(sys.argv[1:]))"
     kinds = {"captures": True, "eager": ("--eager",)}
-    found = [[python("eager", "print(1)")], [python("first", fault, 2, **kinds)]]
-    steps(monkeypatch, *found, [python("second", said, **kinds), python("third", said)])
+    found = [[python("before", said, **kinds)], [python("first", fault, 2, **kinds)]]
+    found += [[python("second", said, **kinds), python("third", said)]]
+    steps(monkeypatch, *found)
     _, rows = check(monkeypatch, tmp_path)
     assert rows["second"]["said"] == ('["--eager"]' if broken else "[]") and rows["third"]["said"] == "[]"
     assert ("'first' crashed or hung" in rows["second"].get("note", "")) == broken
+    begun = {name: row["begun"] for name, row in rows.items() if name != "first"}
+    _, rows = check(monkeypatch, tmp_path)  # a call before a mend
+    assert {name: row["begun"] for name, row in rows.items() if name != "first"} == begun, "what was done ran again"
+    assert rows["before"]["said"] == "[]"
     steps(monkeypatch, [python("first", said, **kinds)], [python("second", said, **kinds)])  # a call after a mend
     _, rows = check(monkeypatch, tmp_path)
     assert rows["first"]["said"] == rows["second"]["said"] == "[]" and "note" not in rows["second"]
@@ -154,30 +160,78 @@ def test_runs_of_one_model_whose_losses_differ_are_no_success(monkeypatch, tmp_p
     assert rows["2"]["why"] == "losses [1.0, 0.6] are not those of '0': [1.0, 0.5]"
 
 
+PROBE = """
+import json, os, sys
+forked, files = "gpu_check.py" in sys.orig_argv, len(os.listdir("/proc/self/fd"))
+print(json.dumps([sys.argv[1:], os.environ["A"], forked, files]))
+how = {"passes": exit, "fails": lambda: exit(3), "says": lambda: exit("why"), "raises": lambda: 1 / 0, "ends": os.abort}
+how[sys.argv[1]]()
+"""
+FORKS = """
+import importlib, mmap, subprocess, sys
+from experiments import gpu_processes
+importlib.import_module = lambda name: None
+if "driver" in sys.argv:
+    file = open("libcuda.so.1", "rb")
+    held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+for how in ("passes", "fails", "says", "raises", "ends"):
+    with open(how + ".out", "wb") as out, open(how + ".err", "wb") as err:
+        print(gpu_processes.begin((sys.executable, "-m", "probe", how), out, err, {"A": how}, True).wait())
+"""
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_what_begins_in_a_copy_of_the_check_is_as_if_it_had_been_executed(tmp_path, driver):
+    """And is executed where the check has the driver of a GPU."""
+    for name, text in {"probe.py": PROBE, "gpu_check.py": FORKS, "libcuda.so.1": "driver"}.items():
+        (tmp_path / name).write_text(text)
+    command, path = [sys.executable, "gpu_check.py", *["driver"] * driver], f"{ROOT}{os.pathsep}{tmp_path}"
+    told = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["0", "3", "1", "1", str(-signal.SIGABRT)], told.stderr
+    for how in ("passes", "fails", "says", "raises", "ends"):
+        argv, a, forked, files = json.loads((tmp_path / f"{how}.out").read_text())
+        assert argv == [how] and a == how and forked is not driver and files <= 4
+    said = {how: (tmp_path / f"{how}.err").read_text() for how in ("passes", "says", "raises", "ends")}
+    assert not said["passes"] and said["says"] == "why\n" and "ZeroDivisionError" in said["raises"]
+    assert "Fatal Python error: Aborted" in said["ends"]
+
+
 def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_path):
-    """Not even what has left the session of the call."""
+    """Not even what has left the session of the call, and no copy of its process."""
     script = tmp_path / "killed.py"
     script.write_text(
-        "import sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        "import importlib, sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        "importlib.import_module = lambda name: None\n"
         "def first(check):\n"
         "    yield [Part('good', (sys.executable, '-c', 'print(1)'), 20)]\n"
-        "    yield [Part('long', ('setsid', 'sleep', '78.25'), 60)]\n"
+        "    yield [Part('long', ('setsid', 'sleep', '78.25'), 60),\n"
+        "           Part('copy', (sys.executable, '-m', 'sleeps'), 60, forked=True)]\n"
         "gpu_check.first = first\ngpu_check.main()\n"
     )
+    (tmp_path / "sleeps.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(78)\n")
     command = [sys.executable, str(script), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), *SMALL]
-    call = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    call = subprocess.Popen([*command, "--device", "cuda"], cwd=ROOT, env=environment, stdout=subprocess.PIPE)
+    copy = tmp_path / "work" / "copy.out"
     sleeping = ["pgrep", "-f", "^sleep 78.25"]
     until = time.monotonic() + 60
-    while not subprocess.run(sleeping, capture_output=True).stdout and time.monotonic() < until:
+    while not (copy.exists() and copy.read_text().strip()) and time.monotonic() < until:
         time.sleep(0.05)
     call.kill()
     call.wait()
-    assert subprocess.run(sleeping, capture_output=True).stdout
+    assert subprocess.run(sleeping, capture_output=True).stdout and alive(int(copy.read_text()))
     assert '"good"' in (tmp_path / "out" / "gpu-check.jsonl").read_text()
     steps(monkeypatch, [python("next", "print(1)")])
     _, rows = check(monkeypatch, tmp_path)
-    assert not subprocess.run(sleeping, capture_output=True).stdout
+    assert not subprocess.run(sleeping, capture_output=True).stdout and not alive(int(copy.read_text()))
     assert rows["good"]["status"] == rows["next"]["status"] == "done"
+
+
+def alive(process):
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and ") Z " not in stat.read_text()  # whoever should take note of its end may not
 
 
 def test_a_call_that_is_told_twice_to_end_has_a_row_of_all_that_ran(tmp_path):
@@ -249,6 +303,19 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
         "four partitions", "float64"
     }  # fmt: skip
     assert all("artifact of 1000" in " ".join(part.command) for part in first if part.alike)
+    copies = {part.name for part in (*first, *more) if part.forked}
+    assert copies == {"memory", "kernels", *gpu_parts.TRAINING, *(f"kernels of {x}.cu" for x in gpu_parts.KERNELS)}
+    assert all(part.command[:2] == (sys.executable, "-m") for part in (*first, *more) if part.name in copies)
+
+
+def test_every_test_of_kernels_beside_a_reference_is_run_for_one_file():
+    """So that a kernel that faults fails the part of its file alone."""
+    of = {"TestRows": "RowParity", "TestCsc": "CscParity", "TestAttention": "AttentionParity"}
+    of |= {"TestDropout": "DropoutParity"}
+    every = {f"{test}::{name}" for test in of for name in vars(getattr(kernel_parity, of[test])) if "test_" in name}
+    whole = {test: [name for name in every if name.startswith(test)] for test in of}
+    run = [name for file in gpu_parts.KERNELS.values() for only in file for name in whole.get(only, [only])]
+    assert sorted(run) == sorted(every)
 
 
 def test_a_line_that_shows_tests_need_not_be_the_last():
