@@ -228,7 +228,10 @@ class _Zeros(HostStore):
     numpy's zeros take no page before it is written, and most rows here are never written.
     """
 
-    def create(self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None) -> None:
+    def create(
+        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         self.keep(name, self.zeros(columns))
 
     def zeros(self, columns: int) -> torch.Tensor:
