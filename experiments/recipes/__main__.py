@@ -1,7 +1,7 @@
 """Train a published recipe on your copy of its graph, or on a generated stand-in, and print both accuracies.
 
     python -m experiments.recipes                                     # what there is
-    python -m experiments.recipes cora-gcn --data FOLDER [--seeds 5] [--device-memory 2GiB] [--out FILE.jsonl]
+    python -m experiments.recipes cora-gcn --data FOLDER [--seeds 5] [--device-memory 2GiB] [--host-dtype bf16]
     python -m experiments.recipes arxiv-gcn --stand-in                # a small graph with its columns and classes
     python -m experiments.recipes arxiv-gcn --print ARTIFACT          # its run file, for `hongtu train`
 
@@ -47,6 +47,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--device-memory", help="budget, like 2GiB")
+    parser.add_argument(
+        "--host-dtype", default="float32", help="bf16: rows on the host, and links, take half the bytes"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, help="keep artifacts here")
     parser.add_argument("--print", metavar="ARTIFACT", dest="artifact", help="print the run file, and end")
@@ -69,7 +72,12 @@ def main() -> int:
     where = " on a stand-in" if options.stand_in else ""
     print(f"{options.recipe}{where}: test {np.mean(tests):.4f} +- {np.std(tests):.4f} of {len(tests)} seeds; published"
           f"{', of the graph itself,' if options.stand_in else ''} {recipe.published}")  # fmt: skip
-    row = {"recipe": options.recipe, "stand_in": options.stand_in, "published": recipe.published}
+    row = {
+        "recipe": options.recipe,
+        "host_dtype": options.host_dtype,
+        "stand_in": options.stand_in,
+        "published": recipe.published,
+    }
     append(options.out, machine("recipes") | row | {split: [of[split] for of in found] for split in ("val", "test")})
     return 0
 
@@ -83,8 +91,9 @@ def score(recipe: Recipe, options: argparse.Namespace, work: Path, seed: int) ->
     if not recipe.run:
         return propagated(recipe, artifact, options)
     config = TrainConfig(
-        artifact=str(artifact.path), seed=seed, device=options.device, device_memory=options.device_memory, **recipe.run
-    )
+        artifact=str(artifact.path), seed=seed, device=options.device, device_memory=options.device_memory,
+        host_dtype=options.host_dtype, **recipe.run,
+    )  # fmt: skip
     epochs = options.epochs or (STAND_IN_EPOCHS if options.stand_in else config.epochs)
     trainer = make_trainer(replace(config, epochs=epochs))
     trainer.fit(

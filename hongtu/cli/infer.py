@@ -38,6 +38,7 @@ def add_parser(subparsers: Any) -> None:
     add("--device-memory", metavar="SIZE", help="as for `train` (default: no limit)")
     add("--host-memory", metavar="SIZE", help="as for `train` (default: what there is)")
     add("--spill", metavar="DIR", help="directory for vertex rows that --host-memory cannot hold")
+    add("--host-dtype", choices=("float32", "bfloat16", "bf16"), help="as for `train`; results stay float32")
     add("--hardware", metavar="NAME|FILE", help="what plans are compared for (default: the device's)")
     add("--force", action="store_true", help="replace OUT")
     add("--json", action="store_true", help="print one JSON object instead of a line")
@@ -58,6 +59,7 @@ def run(options: argparse.Namespace) -> None:
     inference = Inference(
         artifact, model, vertices=vertices, device=options.device, device_memory=options.device_memory,
         host_memory=options.host_memory, spill=options.spill, hardware=options.hardware,
+        host_dtype=options.host_dtype,
     )  # fmt: skip
     if weights is not None:
         inference.load_weights(weights)

@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> None:
         hardware=hardware,
         host_memory=config.host_memory,
         spill=config.spill is not None,
+        host_dtype=config.host_dtype,
     )
     if options.check:
         from hongtu.plan.program.check import check_program
@@ -115,7 +116,13 @@ def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: GraphC
     def plan(artifact: Artifact, **limits: Any) -> ExecutionPlan:
         layers, spill = make_layers(config, artifact), config.spill is not None
         return plan_model(
-            artifact, layers, loss=DEFAULT[artifact.task], strategy=config.strategy, spill=spill, **limits
+            artifact,
+            layers,
+            loss=DEFAULT[artifact.task],
+            strategy=config.strategy,
+            spill=spill,
+            host_dtype=config.host_dtype,
+            **limits,
         )
 
     result = describe_counts(counts, config, hardware, options.partitions or hardware.devices, plan)
@@ -142,6 +149,8 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
+    if config.host_dtype != "float32":
+        raise InputError("--host-dtype: ranks send each other rows in float32; leave it, or --ranks, out")
     if config.spill is not None:
         raise InputError("--spill: one process lays rows on a disk; leave it, or --ranks, out")
     for option in ("explain", "plot", "listing", "check"):
@@ -225,6 +234,7 @@ def describe(
         "hardware": hardware.name,
         "device_memory": budget,
         "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
+        "host_dtype": plan.shape.host_dtype or "float32",
         "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
         "vertices": artifact.num_vertices,
         "partitions": artifact.topology.partitions,

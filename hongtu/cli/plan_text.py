@@ -259,6 +259,8 @@ def _memory_table(result: dict[str, Any]) -> list[str]:
         limit = size(budget) if budget is not None and name.startswith("device") else ""
         rows.append((name, size(planned), size(result["peak_bytes"][name]), limit))
     lines = _columns(rows)
+    if result["host_dtype"] != "float32":
+        lines.append(f"  (the host keeps features and what layers give forward in {result['host_dtype']}: not exact)")
     if host is not None:
         lines.append(f"  (what the host keeps, within its limit of {size(host)}; on the disk: {_spilled(result)})")
     if budget is None:

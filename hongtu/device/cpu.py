@@ -22,6 +22,8 @@ from hongtu.kernels.dense import substitutes
 from hongtu.kernels.dispatch import NUMBA, Kernels, using
 from hongtu.metrics import Traffic
 
+CAST = 1 << 14  # numbers that are cast at a time
+
 
 class Backend:
     """Makes the devices of a run: here the CPU, as many times as there are partitions; others differ in some of this.
@@ -112,6 +114,13 @@ class CpuDevice(Device):
         self._workspace.count(copied)
         return copied.untyped_storage()
 
+    def _copy_rows(self, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
+        if src.dtype == dst.dtype:
+            super()._copy_rows(src, src_index, dst, dst_index)
+            return
+        for here, there in zip(*(_blocks(index, src.shape[1]) for index in (src_index, dst_index)), strict=True):
+            dst.index_copy_(0, there.long(), src.index_select(0, here).to(dst.dtype))
+
     def _add_to_peer(
         self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor, contended: bool
     ) -> None:
@@ -120,7 +129,7 @@ class CpuDevice(Device):
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         start = perf_counter()
         tensor.copy_(host)
-        self.traffic.add(link, tensor.nbytes, seconds=perf_counter() - start)
+        self.traffic.add(link, _crossing(tensor, host), seconds=perf_counter() - start)
 
     def bring(
         self,
@@ -140,9 +149,12 @@ class CpuDevice(Device):
             part.numpy()[...] = array
         elif index is None:
             part.copy_(array)
-        else:
+        elif array.dtype == part.dtype:
             torch.index_select(array, 0, torch.from_numpy(index), out=part)
-        self.traffic.add(link, part.nbytes, seconds=perf_counter() - start)
+        else:
+            self._copy_rows(array, torch.from_numpy(index), part, torch.arange(len(part)))
+        nbytes = _crossing(part, array) if isinstance(array, Tensor) else part.nbytes
+        self.traffic.add(link, nbytes, seconds=perf_counter() - start)
         return part
 
     def emit(
@@ -150,7 +162,10 @@ class CpuDevice(Device):
     ) -> None:  # fmt: skip
         assert rows.shape == (host.shape if index is None else (len(index), host.shape[1])), rows.shape
         start = perf_counter()
-        if isinstance(stores, np.ndarray):
+        if rows.dtype != host.dtype:
+            assert stores is True, "values have one writer"
+            host.copy_(rows) if index is None else _put(rows, host, index.long())
+        elif isinstance(stores, np.ndarray):
             every = np.arange(len(rows), dtype=np.int32)
             self.kernels.put_rows(rows, every, host, every if index is None else index.numpy(), stores)
         elif index is not None and stores:
@@ -161,7 +176,7 @@ class CpuDevice(Device):
             host.copy_(rows)
         else:
             host.add_(rows)
-        self.traffic.add("write", rows.nbytes, seconds=perf_counter() - start)
+        self.traffic.add("write", _crossing(rows, host), seconds=perf_counter() - start)
 
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
@@ -169,3 +184,19 @@ class CpuDevice(Device):
         start = perf_counter()
         self.kernels.put_rows(cache, slots.numpy(), host, rows, stores)
         self._count("flush", cache, slots, start)
+
+
+def _put(rows: Tensor, host: Tensor, index: Tensor) -> None:
+    """``host[index] = rows``, which have other numbers."""
+    for part, there in zip(*(_blocks(x, host.shape[1]) for x in (rows, index)), strict=True):
+        host.index_copy_(0, there, part.to(host.dtype))
+
+
+def _blocks(x: Tensor, columns: int) -> tuple[Tensor, ...]:
+    """Parts of a tensor for so many rows each that copies of them are little."""
+    return x.split(max(1, CAST // max(columns, 1)))
+
+
+def _crossing(rows: Tensor, other: Tensor) -> int:
+    """Bytes of rows that cross a link to or from others: as numbers of whichever end has the narrower."""
+    return rows.numel() * min(rows.itemsize, other.itemsize)

@@ -165,7 +165,7 @@ class DeviceMemory(ABC):
     def fill_beside(self, name: str, number: int, fill: Callable[[np.ndarray], int]) -> None:
         """Fill such a set; ``fill`` gets its bytes and returns with which of them its rows begin from now on."""
         rows, key = self._set_beside(name, number)
-        self._begin[key] = fill(rows.numpy().reshape(-1).view(np.uint8))
+        self._begin[key] = fill(as_numpy(rows).reshape(-1).view(np.uint8))
 
     def _set_beside(self, name: str, number: int) -> tuple[Tensor, tuple[str, int]]:
         sets = self._host[name]
@@ -287,3 +287,8 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype, *, apart: bool) -> tuple[i
 
 def _rows(whole: Tensor, shape: tuple[int, ...]) -> Tensor:
     return whole if whole.shape == shape else whole[:, : shape[1]]
+
+
+def as_numpy(rows: Tensor) -> np.ndarray:
+    """The same memory; numbers that NumPy does not have as integers of their bits."""
+    return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()

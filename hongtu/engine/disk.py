@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hongtu.device.base import Device, Stores
+from hongtu.device.memory import as_numpy
 from hongtu.engine.blocks import Blocks
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.host_store import HostStore
@@ -30,6 +31,8 @@ from hongtu.plan.memory.disk import DiskLayout, Kept, Region
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Bucket, Laid, Summed
 from hongtu.plan.program.rows import Picks
+
+CAST = 1 << 20  # bytes that are cast at a time
 
 
 class Disk:
@@ -91,13 +94,13 @@ class Disk:
         if there.rows.straight:
             self._read_chunk(self._reads, next(pieces).begin, there, chunk)
             return
-        into.numpy().fill(0)
+        into.zero_()
         for piece in pieces:
             rows = chunk.device.beside(f"parts {there.tensor}", 0)[: piece.rows]
             self._read(piece.begin, rows)
-            taken = rows.numpy() if piece.take is None else rows.numpy()[piece.take]
+            taken = as_numpy(rows) if piece.take is None else as_numpy(rows)[piece.take]
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
-            put_rows_alone(taken, into.numpy(), piece.row - np.int32(first), flags)
+            put_rows_alone(taken, as_numpy(into), piece.row - np.int32(first), flags)
 
     def _recall_given(self, there: Ref, into: Tensor, chunk: Chunk) -> None:
         """Those of a tensor that the artifact has."""
@@ -107,11 +110,14 @@ class Disk:
         if into.dtype == torch.float32:
             self._read_chunk(self._reads_given, begin, there, chunk)
             return
-        rows = np.empty(into.shape, np.float32)
+        row = into.shape[1] * torch.float32.itemsize
         with self._reading(self._reads_given):
-            self._reads_given.read(begin, rows.reshape(-1).view(np.uint8))
-        into.numpy()[...] = rows
-        self._count(rows.nbytes, start)
+            for part in into.split(max(1, CAST // max(row, 1))):
+                rows = np.empty(part.shape, np.float32)
+                self._reads_given.read(begin, rows.reshape(-1).view(np.uint8))
+                part.copy_(torch.from_numpy(rows))
+                begin += rows.nbytes
+        self._count(len(into) * row, start)
 
     def recall_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch loads, by row, into set ``number`` of staging memory, for device ``i``."""
@@ -121,7 +127,7 @@ class Disk:
         if here:
             assert there.kept is not None
             places = there.kept.places(np.sort(picks.column("row", i, batch)))
-            np.take(self._host[there.tensor].numpy(), places, axis=0, out=into.numpy()[:here], mode="clip")
+            np.take(as_numpy(self._host[there.tensor]), places, axis=0, out=as_numpy(into)[:here], mode="clip")
         rows = into[here : here + lies.stop - lies.start]
         self._read(region.begin[i] + lies.start * _row_bytes(into), rows)
 
@@ -152,7 +158,7 @@ class Disk:
             buckets, begin = region.buckets[chunk.i], region.begin[chunk.i]
             for lo, count in zip(buckets.begin[:, number].tolist(), buckets.count[:, number].tolist(), strict=True):
                 if count:
-                    taken = rows.numpy().take(buckets.rows(slice(lo, lo + count)) - chunk.first, axis=0)
+                    taken = as_numpy(rows).take(buckets.rows(slice(lo, lo + count)) - chunk.first, axis=0)
                     self._write(begin + lo * _row_bytes(rows), torch.from_numpy(taken))
 
     def _write(self, begin: int, rows: Tensor) -> None:
@@ -242,4 +248,4 @@ def _row_bytes(rows: Tensor) -> int:
 
 def _bytes_of(rows: Tensor) -> np.ndarray:
     """uint8 [n], the same memory."""
-    return rows.numpy().reshape(-1).view(np.uint8)
+    return as_numpy(rows).reshape(-1).view(np.uint8)

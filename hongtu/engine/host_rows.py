@@ -14,6 +14,7 @@ from hongtu.model.embedding import VertexRows
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.layers.normalized import degree_factors
 from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES
 
 
@@ -35,12 +36,13 @@ def make_host(
         host.keep_sparse(artifact.sparse_features)
     elif plan.has_memory(FEATURES):
         kept = plan.kept.get(FEATURES)
-        if kept is None and pinned is None and dtype == torch.float32:
+        held = dtype if plan.host_dtype(FEATURES) == FLOAT else getattr(torch, plan.host_dtype(FEATURES))
+        if kept is None and pinned is None and dtype == held == torch.float32:
             rows = artifact.features
             assert rows is not None
             host.keep(FEATURES, in_file(rows))
         else:
-            host.gather(FEATURES, artifact.feature_width, artifact.feature_rows, kept)
+            host.gather(FEATURES, artifact.feature_width, artifact.feature_rows, kept, held)
         if kept is not None and artifact.whole.features is not None:
             drop_pages(artifact.whole.features, cached=True)
     if isinstance(loss, EdgeLoss):

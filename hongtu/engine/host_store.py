@@ -58,21 +58,25 @@ class HostStore:
         return self._keep(name, tensor.to(self.dtype))
 
     def create(
-        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None
-    ) -> None:
+        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         """Allocate vertex rows [V, columns], or those kept, or so many rows of edges, of which all, or those numbered
         (int32), begin as zeros."""
         count = count if count is not None else self.num_vertices if kept is None else kept.rows
-        rows = self._keep(name, self._pool.take((count, columns), self.dtype), kept)
+        rows = self._keep(name, self._pool.take((count, columns), dtype or self.dtype), kept)
         if isinstance(zero, np.ndarray):
             zero_rows(rows.numpy(), zero if kept is None else kept.places(zero))
         elif zero:
             rows.zero_()
 
-    def gather(self, name: str, columns: int, of: Callable[[int, int], np.ndarray], kept: Kept | None = None) -> None:
+    def gather(
+        self, name: str, columns: int, of: Callable[[int, int], np.ndarray], kept: Kept | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         """Hold a copy of vertex rows, all or those kept; ``of`` gives those of vertices first to end - 1."""
         every = kept or Kept(np.array([0]), np.array([self.num_vertices]))
-        rows, at = self._keep(name, self._pool.take((every.rows, columns), self.dtype), kept), 0
+        rows, at = self._keep(name, self._pool.take((every.rows, columns), dtype or self.dtype), kept), 0
         step = max(1, GATHERED // (4 * max(columns, 1)))
         for start, end in zip(every.start.tolist(), every.end.tolist(), strict=True):
             for first in range(start, end, step):

@@ -80,7 +80,7 @@ class Instructions:
 
     def place(self, x: moves.Place) -> None:
         if x.where == "host":
-            self.host.create(x.name, x.shape[0], x.zero, x.kept, x.rows[0])
+            self.host.create(x.name, x.shape[0], x.zero, x.kept, x.rows[0], self._dtype(x.dtype))
             return
         for device, rows, at in zip(self.devices, x.rows, x.at or [None] * len(x.rows), strict=True):
             buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype), at, apart=x.padded)

@@ -154,8 +154,8 @@ def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
         if (called is not None or node.target is nn.functional.dropout) and not fixed.isdisjoint(taken):
             raise InputError(
                 f"{title}.forward calls {place if called is not None else 'dropout'} with a parameter or buffer; give "
-                "it rows of x, or write a hongtu.nn.Layer (rows that are learned for each vertex are the x of an artifact "
-                "with features='embedding:D')"
+                "it rows of x, or write a hongtu.nn.Layer (rows that are learned for each vertex are the x of an "
+                "artifact with features='embedding:D')"
             )
         if isinstance(called, nn.Embedding):
             entries.append((_look_up(called, place, node, rows, own, title), (FIRST_NAME,), f"v_{node.name}"))

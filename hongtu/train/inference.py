@@ -36,7 +36,8 @@ class Inference:
             :class:`hongtu.Trainer` takes them), with trained weights.
         vertices: those whose rows are wanted, named as the input names them: what these do not depend on is not
             computed, where that is much of the graph. None: all.
-        device, device_memory, host_memory, spill, strategy, dtype, hardware: as for :class:`hongtu.Trainer`.
+        device, device_memory, host_memory, spill, strategy, dtype, host_dtype, hardware: as for a
+            :class:`hongtu.Trainer`.
 
     Attributes:
         model: ModuleList of the layers.
@@ -60,6 +61,7 @@ class Inference:
         spill: str | os.PathLike[str] | None = None,
         strategy: str | Strategy = "full",
         dtype: torch.dtype = torch.float32,
+        host_dtype: torch.dtype | str | None = None,
         hardware: Hardware | str | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
@@ -70,7 +72,7 @@ class Inference:
             )
         self._options: dict[str, Any] = {
             "device": device, "device_memory": device_memory, "host_memory": host_memory, "spill": spill,
-            "strategy": strategy, "dtype": dtype, "hardware": hardware,
+            "strategy": strategy, "dtype": dtype, "host_dtype": host_dtype, "hardware": hardware,
         }  # fmt: skip
         self._given = self._chosen = self._numbers(vertices)
         self._trainer = self._planned(_layers_of(model))

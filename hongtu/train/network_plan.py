@@ -148,7 +148,7 @@ class NetworkPlanner:
                     self._artifact, network, self._loss, self._optimizer, self._spec.dtype,
                     looks=not self._traced, clips=self._clips,
                 )  # fmt: skip
-            shape = replace(shape, **self._learned) if shape.learned_input else shape
+            shape = replace(shape, host_dtype=self._spec.host_dtype, **(self._learned if shape.learned_input else {}))
             self._traced[choices] = shape, network.forms
         shape, network.forms = self._traced[choices]
         return shape

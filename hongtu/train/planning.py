@@ -23,7 +23,7 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.train.budget import budget_bytes
 from hongtu.train.network_plan import plan_network
 from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import OptimizerFactory, adam, host_limit, make_loss, make_optimizer
+from hongtu.train.settings import OptimizerFactory, adam, host_limit, make_loss, make_optimizer, read_host_dtype
 from hongtu.train.survey.stepping import Stepping
 from hongtu.train.survey.widths import fill_widths
 
@@ -41,6 +41,7 @@ def plan_model(
     hardware: Hardware | str = CPU,
     host_memory: int | str | None = None,
     spill: bool = False,
+    host_dtype: torch.dtype | str | None = None,
 ) -> ExecutionPlan:
     """The plan of a :class:`hongtu.Trainer` with the same arguments, for a machine of the reader's choice.
 
@@ -63,7 +64,10 @@ def plan_model(
     hardware = load_hardware(hardware)
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     stepping = Stepping(make_rows_optimizer=optimizer)
-    unlimited = RunSpec(strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, stepping=stepping)
+    unlimited = RunSpec(
+        strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, stepping=stepping,
+        host_dtype=read_host_dtype(host_dtype),
+    )  # fmt: skip
     make = partial(plan_network, artifact, network, mean_loss, made)
     with using(NumbaKernels.of_graph(artifact.size)):
         budget = budget_bytes(device_memory, partial(make, unlimited))

@@ -261,6 +261,7 @@ class Resumable:
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
             "dtype": str(self._spec.dtype),
             "autocast": str(self._network.autocast),
+            **({"host_dtype": self._spec.host_dtype} if self._spec.host_dtype else {}),
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
 

@@ -26,6 +26,7 @@ class RunSpec:
         strategy: which savings may be used.
         dtype: of rows, parameters and gradients.
         autocast: dtype that modules compute in, or None.
+        host_dtype: "bfloat16" where the host has values in that, else "".
         hardware: what the planner compares plans by.
         stepping: what is done with gradients.
         limit: what the host may hold; None: anything.
@@ -35,12 +36,13 @@ class RunSpec:
         ranks: the processes that train together.
 
     Raises:
-        InputError: for another ``on_oom``.
+        InputError: for another ``on_oom``, and for what works with no ``host_dtype``.
     """
 
     strategy: Strategy
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    host_dtype: str = ""
     hardware: Hardware = CPU
     stepping: Stepping = PLAINLY
     limit: HostLimit | None = None
@@ -52,3 +54,17 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.on_oom not in ON_OOM:
             raise InputError(f"on_oom {self.on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
+        if not self.host_dtype:
+            return
+        title = f"host_dtype {self.host_dtype!r} (--host-dtype): "
+        if self.dtype != torch.float32:
+            raise InputError(f"{title}rows are narrower than float32, and dtype is {self.dtype}; leave one out")
+        for there, what in (
+            (
+                self.hardware.staged or self.backend.pinned is not None,
+                "GPUs read the host's rows in float32; use the CPU",
+            ),
+            (self.ranks.size > 1, "ranks send each other rows in float32; train in one process"),
+        ):
+            if there:
+                raise InputError(f"{title}{what}")

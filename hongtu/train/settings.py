@@ -38,6 +38,20 @@ def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> 
         raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
 
 
+def read_host_dtype(given: object) -> str:
+    """ "bfloat16", or "" for rows as a run computes with them.
+
+    Raises:
+        InputError: for anything else.
+    """
+    name = str(given).removeprefix("torch.")
+    if given is None or name == "float32":
+        return ""
+    if name not in ("bfloat16", "bf16"):
+        raise InputError(f"host_dtype is {given!r}: expected torch.bfloat16, or None for the run's own")
+    return "bfloat16"
+
+
 def check_steps(scheduler: object, clip_grad_norm: object) -> None:
     """Refuse what cannot stand beside an optimizer.
 

@@ -73,6 +73,7 @@ from hongtu.train.settings import (
     make_loss,
     make_optimizer,
     make_scheduler,
+    read_host_dtype,
     validation_loss,
 )
 from hongtu.train.survey.stepping import Stepped, Stepping, learned_bytes, taken_inside
@@ -106,6 +107,9 @@ class Trainer(Inferring):
         dtype: torch.float32, or torch.float64 for checks.
         autocast: torch.bfloat16: transforms, updates and row-wise modules compute under torch.autocast; rows,
             parameters, aggregates and gradients stay float32. Not exact.
+        host_dtype: torch.bfloat16 (or its name): the host keeps features and what layers give forward in bfloat16, and
+            links between host and devices carry that: half the bytes. Arithmetic and sums, gradients, weights and
+            results stay float32. Not exact.
         scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
             epoch (ReduceLROnPlateau: at each regular evaluation with the validation score, or the validation loss
             where its mode is "min" and a higher score is better; with the loss every epoch where ``fit`` does not
@@ -162,6 +166,7 @@ class Trainer(Inferring):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
+        host_dtype: torch.dtype | str | None = None,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
@@ -208,7 +213,7 @@ class Trainer(Inferring):
                 self._spec = RunSpec(
                     strategy=get_strategy(strategy), dtype=dtype, autocast=autocast, stepping=stepping, limit=limit,
                     hardware=load_hardware(hardware or backend.hardware), spill=spill, on_oom=on_oom, backend=backend,
-                    ranks=self.ranks,
+                    ranks=self.ranks, host_dtype=read_host_dtype(host_dtype),
                 )  # fmt: skip
                 self.strategy, self.hardware = self._spec.strategy, self._spec.hardware
                 self.clip_grad_norm, self.detect_anomaly, self.deterministic = (

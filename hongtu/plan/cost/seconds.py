@@ -73,12 +73,12 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
     Args:
         linked: rows move between host and device; else everything stays on the devices.
     """
-    total, v, width = 0.0, plan.topology.num_vertices, plan.passes.width
+    total, v = 0.0, plan.topology.num_vertices
+    row = {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
     extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()))
     for p in plan.passes.train:
-        sparse = sum(width[name] for name in (p.exchange, p.flush) if name is not None)
-        own = sum(plan.count(p, name) * width[name] for name in (*p.inputs, *p.gradients, *p.written))
-        sparse_bytes, own_bytes = (numbers * plan.shape.itemsize for numbers in (v * sparse, own))
+        sparse_bytes = v * sum(row[name] for name in (p.exchange, p.flush) if name is not None)
+        own_bytes = sum(plan.count(p, name) * row[name] for name in (*p.inputs, *p.gradients, *p.written))
         if linked:
             total += sparse_bytes / hardware.host_link + own_bytes / hardware.contiguous_link
         work = pass_work(plan, p, extent)

@@ -19,7 +19,6 @@ from hongtu.host import CACHE_LINE, DISK_BLOCK
 from hongtu.plan.cache.buckets import Buckets, Side, make_buckets
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES, Pass, PassList
 
 Known = dict[tuple[int, int, Side, bool, bool, int], Buckets]  # by intervals, chunks, how they are sorted, their first
@@ -122,7 +121,7 @@ class DiskPlan:
         view: the chunks of a pass.
         transfers: of the passes that exchange or flush rows, by name.
         topology: the chunks by which the features are read.
-        itemsize: bytes of a number.
+        row: bytes of a row of a tensor.
         known: orders that were found before; others join them.
     """
 
@@ -133,11 +132,11 @@ class DiskPlan:
         view: Callable[[Pass], Topology],
         transfers: dict[str, TransferPlan],
         topology: Topology,
-        itemsize: int,
+        row: Callable[[str], int],
         known: Known,
     ) -> None:
         self._passes, self._view, self._transfers, self._topology = passes, view, transfers, topology
-        self._itemsize, self._known, self._kept = itemsize, known, kept
+        self._row, self._known, self._kept = row, known, kept
         self.layout = DiskLayout()
         lasting = sorted(kept.keys() & (passes.constant | {FEATURES}))
         at = 0
@@ -149,9 +148,6 @@ class DiskPlan:
             for name in sorted(kept.keys() - lasting):
                 end = self._add(name, group, end)
             self.layout.nbytes = max(self.layout.nbytes, end)
-
-    def _row(self, name: str) -> int:
-        return self._passes.width[name] * self._itemsize
 
     def _add(self, name: str, passes: Sequence[Pass], at: int) -> int:
         """Regions of one tensor, from a byte on; returns the byte behind them."""
@@ -215,7 +211,7 @@ def is_straight(p: Pass, name: str, layout: DiskLayout, view: Callable[[Pass], T
 
 def disk_staging(
     p: Pass, device: int, layout: DiskLayout, kept: Mapping[str, Kept], view: Callable[[Pass], Topology],
-    width: dict[str, int], sets: int, itemsize: int,
+    width: dict[str, int], sets: int, row: Callable[[str], int], dtype: Callable[[str], str],
 ) -> dict[str, Buffer]:  # fmt: skip
     """The host memory through which a pass's rows come from the disk and go there, for one device, by name."""
     start, n, found = view(p).chunk_start, view(p).chunks, dict[str, Buffer]()
@@ -226,15 +222,15 @@ def disk_staging(
         reads = name in (*p.inputs, *p.gradients)
         straight = reads and (name == FEATURES or is_straight(p, name, layout, view))
         if reads or name in p.written:
-            rows = _room(most, columns * itemsize) if straight else most
-            found[f"disk {name}"] = Buffer((rows, columns), FLOAT, sets)
+            rows = _room(most, row(name)) if straight else most
+            found[f"disk {name}"] = Buffer((rows, columns), dtype(name), sets)
         if reads and not straight:
             flushed = (layout.flushed.get((giver.name, name)) for giver in layout.givers[p.name, name])
             rows = max([most, *(region.buckets[device].most_of_chunk for region in flushed if region is not None)])
-            found[f"parts {name}"] = Buffer((rows, columns), FLOAT)
+            found[f"parts {name}"] = Buffer((rows, columns), dtype(name))
         region = layout.loaded.get((p.name, name)) or layout.flushed.get((p.name, name))
         if region is not None:
-            found[f"bucket {name}"] = Buffer((region.buckets[device].most_of_batch, columns), FLOAT, sets)
+            found[f"bucket {name}"] = Buffer((region.buckets[device].most_of_batch, columns), dtype(name), sets)
     return found
 
 

@@ -17,9 +17,9 @@ from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_
 from hongtu.plan.memory.crossings import Crossings
 from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
 from hongtu.plan.memory.slab import Places, Price, stacked
-from hongtu.plan.memory.structure import Array, Needs, Over, device_entries, edge_order, pass_needs, spans
+from hongtu.plan.memory.structure import FLOAT, SIZES, Array, Needs, Over, device_entries, edge_order, pass_needs, spans
 from hongtu.plan.passes.choice import ONCE, Choice, View
-from hongtu.plan.passes.definition import FEATURES, Pass, PassList
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, PassList, is_gradient
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 
@@ -273,8 +273,8 @@ class PlannedMemory:
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        width, sets, item = self.passes.width, self.disk_sets(p), self.shape.itemsize
-        beside = disk_staging(p, device, self.disk, self.kept, self.view, width, sets, item)
+        width, sets, row = self.passes.width, self.disk_sets(p), self._host_row
+        beside = disk_staging(p, device, self.disk, self.kept, self.view, width, sets, row, self.host_dtype)
         return self._buffers(p, device)[1] | beside
 
     def disk_sets(self, p: Pass) -> int:
@@ -289,8 +289,8 @@ class PlannedMemory:
         if not self.spilled:
             return DiskLayout()
         planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
-        item = self.shape.itemsize
-        return DiskPlan(self.kept, self.passes, self.view, planned, self.topology, item, self.known).layout
+        row = self._host_row
+        return DiskPlan(self.kept, self.passes, self.view, planned, self.topology, row, self.known).layout
 
     @cached_property
     def kept(self) -> dict[str, Kept]:
@@ -309,6 +309,23 @@ class PlannedMemory:
             return self.kept[name].rows
         edges = None if p is None else self.edges_of(p, name)
         return self.topology.num_vertices if edges is None else edges.num_edges
+
+    def host_dtype(self, name: str) -> str:
+        """What the host has the rows of a vertex tensor in: values may be narrower than what devices compute with;
+        results, gradients, rows that are learned and sparse ones are not."""
+        shape = self.shape
+        as_given = name == OUTPUT or is_gradient(name)
+        if name == FEATURES:
+            as_given = shape.learned_input or shape.sparse_input is not None
+        return FLOAT if as_given or not shape.host_dtype else shape.host_dtype
+
+    def host_item(self, name: str) -> int:
+        """Bytes of a number of a vertex tensor on the host."""
+        dtype = self.host_dtype(name)
+        return self.shape.itemsize if dtype == FLOAT else SIZES[dtype]
+
+    def _host_row(self, name: str) -> int:
+        return self.passes.width[name] * self.host_item(name)
 
     def has_memory(self, name: str) -> bool:
         """Whether a host tensor is there: all of its rows, if there are any, or those that are not on the disk."""

@@ -16,7 +16,8 @@ from hongtu.plan.passes.definition import Pass
 from hongtu.plan.passes.shapes import NetworkShape
 
 FLOAT = "float"  # stands for the run's dtype
-SIZES = {"uint8": 1, "bool": 1, "int32": 4, "int64": 8}  # bytes of the others
+HALF = "bfloat16"
+SIZES = {"uint8": 1, "bool": 1, HALF: 2, "int32": 4, "int64": 8}  # bytes of the others
 Over = Literal["destinations", "pointers", "edges", "sources", "source pointers"]
 
 

@@ -25,6 +25,11 @@ def gradient(name: str) -> str:
     return f"grad {name}"
 
 
+def is_gradient(name: str) -> bool:
+    """Whether a vertex tensor holds the gradient of another."""
+    return name.startswith(gradient(""))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pass:
     """One sweep over all batches.

@@ -221,6 +221,7 @@ class NetworkShape:
             depends on it.
         trains: there is a loss; else an epoch is one sweep forward.
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
+        host_dtype: what the host keeps values in ("bfloat16"), and its links carry, or "" for the run's dtype.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.
         rows_bytes: what a rank knows of its rows.
@@ -246,6 +247,7 @@ class NetworkShape:
     stage_work: tuple[StageWork, ...] = ()
     trains: bool = True
     autocast: str = ""
+    host_dtype: str = ""
     edge_loss: bool = False
     loss_bytes: int = 0
     rows_bytes: int = 0

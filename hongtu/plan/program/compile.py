@@ -81,15 +81,17 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
         )
         before.append(_place(plan, FEATURES, zero=False))
         into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
-        body.append(Copy(link="read", dst=into, src=Ref(tensor=FEATURES, where="host")))
+        given = Ref(tensor=FEATURES, where="host", dtype=plan.host_dtype(FEATURES))
+        body.append(Copy(link="read", dst=into, src=given))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
-        kept = plan.kept[FEATURES]
         recalled.append(recall(plan, None, FEATURES))
-        body.append(spill(FEATURES, kept, Laid(None, tuple(takers))))
+        body.append(spill(plan, FEATURES, Laid(None, tuple(takers))))
         chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
         columns = plan.passes.width[FEATURES]
-        staging = tuple({f"disk {FEATURES}": Buffer((int(rows), columns), FLOAT)} for rows in chunks)
+        staging = tuple(
+            {f"disk {FEATURES}": Buffer((int(rows), columns), plan.host_dtype(FEATURES))} for rows in chunks
+        )
     schedule = plan.schedules.get(None, plan.topology.input_order)
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
@@ -111,7 +113,10 @@ def _place(
     devices = range(plan.topology.partitions)
     rows = (plan.in_memory(name, p),) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
     shape, kept, apart = (plan.passes.width[name],), plan.kept.get(name), plan.apart and there == "device"
-    return moves.Place(name=name, where=there, rows=rows, shape=shape, zero=zero, kept=kept, at=at, padded=apart)
+    dtype = plan.host_dtype(name) if there == "host" else FLOAT
+    return moves.Place(
+        name=name, where=there, rows=rows, shape=shape, dtype=dtype, zero=zero, kept=kept, at=at, padded=apart
+    )
 
 
 def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
@@ -211,8 +216,8 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, fro
     for name in p.written:
         if where(plan, name) == "host":
             own, stored, kept = own_rows(plan, p, name), stores(plan, p, name), plan.kept.get(name)
-            there = Ref(tensor=name, where="host", rows=own, access=stored, kept=kept)
-            front = FRONT if own.edges is None else EDGE_FRONT
+            dtype, front = plan.host_dtype(name), FRONT if own.edges is None else EDGE_FRONT
+            there = Ref(tensor=name, where="host", rows=own, access=stored, kept=kept, dtype=dtype)
             yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=front))
     if p.flush is not None and picks.loads:
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)

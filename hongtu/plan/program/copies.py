@@ -7,9 +7,9 @@ from math import gcd
 from typing import Literal
 
 from hongtu.graph.sparse_rows import PARTS
-from hongtu.plan.memory.disk import Kept, is_straight
+from hongtu.plan.memory.disk import is_straight
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import Array
+from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
@@ -52,7 +52,10 @@ def bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator[
         rows = Picked(loads, "place" if bucket else "row", "load_rows")
         yield _column(loads, rows.column, "load_rows")
         into = Ref(tensor=value_cache(plan, p), rows=Picked(loads, "slot", "load_slots"))
-        there = Ref(tensor=p.exchange, where="window" if bucket else "host", rows=rows, kept=plan.kept.get(p.exchange))
+        there = Ref(
+            tensor=p.exchange, where="window" if bucket else "host", rows=rows, kept=plan.kept.get(p.exchange),
+            dtype=plan.host_dtype(p.exchange),
+        )  # fmt: skip
         yield Copy(link="load", dst=into, src=there)
     if picks.shares:
         yield _column(pulls, "slot", "pull_to")
@@ -90,7 +93,9 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
                 in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
-                source = Ref(tensor=name, where="host", rows=own_rows(plan, p, name), kept=plan.kept.get(name))
+                dtype, kept = plan.host_dtype(name), plan.kept.get(name)
+                in_place &= dtype == FLOAT
+                source = Ref(tensor=name, where="host", rows=own_rows(plan, p, name), kept=kept, dtype=dtype)
                 yield bring(source, link="read", in_place=in_place)
                 continue
             numbers = sparse.numbers(plan.view(p))
@@ -121,8 +126,9 @@ def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     region = plan.disk.loaded.get((p.name, str(p.exchange)))
     if region is not None:
         name, picks = str(p.exchange), Exchanged(plan, p).of("begin", mirrors=False)
-        there = Ref(tensor=name, where="disk", rows=Bucket(region, picks), kept=plan.kept[name])
-        found.append(Copy(link="disk", dst=Ref(tensor=name, where="window", rows=FRONT), src=there))
+        dtype = plan.host_dtype(name)
+        there = Ref(tensor=name, where="disk", rows=Bucket(region, picks), kept=plan.kept[name], dtype=dtype)
+        found.append(Copy(link="disk", dst=Ref(tensor=name, where="window", rows=FRONT, dtype=dtype), src=there))
     found += [recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
     if found:
         if plan.choice.staging:
@@ -145,8 +151,9 @@ def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
                 )
             )  # fmt: skip
         rows = Summed(tuple(found), is_straight(p, name, disk, plan.view), plan.edges_of(p, name))
-    there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name])
-    return Copy(link="disk", dst=Ref(tensor=name, where="window"), src=there)
+    dtype = plan.host_dtype(name)
+    there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=dtype)
+    return Copy(link="disk", dst=Ref(tensor=name, where="window", dtype=dtype), src=there)
 
 
 def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
@@ -157,13 +164,14 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
             laid = Laid(
                 disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name)
             )
-            yield spill(name, plan.kept[name], laid)
+            yield spill(plan, name, laid)
     if p.flush is not None and (p.name, p.flush) in disk.flushed:
         region, ends = disk.flushed[p.name, p.flush], Exchanged(plan, p).of("end", mirrors=False)
-        yield spill(p.flush, plan.kept[p.flush], Bucket(region, ends))
+        yield spill(plan, p.flush, Bucket(region, ends))
 
 
-def spill(name: str, kept: Kept, rows: Selection) -> Copy:
+def spill(plan: PlannedMemory, name: str, rows: Selection) -> Copy:
     """A chunk's rows, or those of a batch, to the disk."""
-    into = Ref(tensor=name, where="disk", rows=rows, kept=kept)
-    return Copy(link="disk", dst=into, src=Ref(tensor=name, where="window"))
+    dtype = plan.host_dtype(name)
+    into = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=dtype)
+    return Copy(link="disk", dst=into, src=Ref(tensor=name, where="window", dtype=dtype))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.plan.memory.structure import SIZES
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import ARRAYS, Call, Ref
@@ -91,7 +92,7 @@ class Described:
                 starts = self._p.view.chunk_start
                 rows = tuple(n * x.kept.has(i, int(starts[chunk])) for chunk, (i, n) in there)
                 notes = ["or in place"]
-            nbytes = sum(rows) * self._row_bytes(x.moved)
+            nbytes = sum(rows) * self._moved_bytes(x)
         if x.link in ("write", "flush"):
             notes = [self._stores(x.dst, moved)]
         if isinstance(x.dst.rows, PartOfChunk):
@@ -108,6 +109,12 @@ class Described:
         assert self._batch is not None
         chunks, view, batch = np.array(self._chunks()), self._p.view, [self._batch]
         return tuple(int(rows.lengths(view, i, chunks[i : i + 1], batch)[0]) for i in self._devices)
+
+    def _moved_bytes(self, x: moves.Copy) -> int:
+        """Bytes of a row that moves."""
+        if x.narrow is None:
+            return self._row_bytes(x.moved)
+        return self._widths.get(x.narrow.tensor, 1) * SIZES[x.narrow.dtype]
 
     def _row_bytes(self, name: str) -> int:
         """Bytes of a row of a buffer, or of a vertex tensor."""

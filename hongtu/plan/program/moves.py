@@ -14,6 +14,7 @@ import numpy as np
 
 from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program.instruction import Instruction, Stores, kind
 from hongtu.plan.program.rows import DESTINATIONS, SOURCES, Contended, OwnRows, Selection
 
@@ -47,6 +48,7 @@ class Ref:
         access: they are read; reserved (None); or added to (`Stores(False)`), stored, or stored where it says so, by
             device where these differ.
         kept: of a tensor on the disk, the rows that are in host memory all the same; None: all are.
+        dtype: of its numbers; "float" stands for the run's.
     """
 
     tensor: str
@@ -54,6 +56,7 @@ class Ref:
     rows: Selection = DESTINATIONS
     access: Literal["read"] | Stores | tuple[Stores, ...] | None = "read"
     kept: Kept | None = None
+    dtype: str = FLOAT
 
     def __str__(self) -> str:
         if self.where == "plan" and not self.rows.of_chunk:
@@ -146,6 +149,11 @@ class Copy(Instruction):
     def moved(self) -> str:
         """The buffer or tensor whose rows have the bytes of those that move: a device's, but for a chunk's results."""
         return (self.src if self.link in ("flush", "write", "push") else self.dst).tensor
+
+    @property
+    def narrow(self) -> Ref | None:
+        """The end whose numbers are narrower than the run's, as they cross then; None: neither is."""
+        return next((ref for ref in (self.src, self.dst) if ref.dtype != FLOAT), None)
 
     @property
     def kept(self) -> Kept | None:

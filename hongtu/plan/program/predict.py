@@ -32,7 +32,8 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             count = x.src.rows.total(p.view, device)
             if x.in_place and x.kept is not None:
                 count -= ARTIFACT.moved(p.view, device, x.kept)
-            traffic.add(x.link, count * row[x.moved], count)
+            nbytes = row[x.moved] if x.narrow is None else width[x.narrow.tensor] * SIZES[x.narrow.dtype]
+            traffic.add(x.link, count * nbytes, count)
     traffic.add("disk", sum(disk_bytes(p, device, width, itemsize)))
     return traffic
 
@@ -51,7 +52,8 @@ def disk_bytes(p: PassProgram, device: int, width: Mapping[str, int], itemsize: 
         if isinstance(x, moves.Copy) and x.link == "disk":
             there = x.there
             assert isinstance(there.rows, OnDisk) and there.kept is not None
-            item = 4 if there.rows is ARTIFACT else itemsize  # the artifact has 4-byte numbers
+            narrow = itemsize if there.dtype == FLOAT else SIZES[there.dtype]
+            item = 4 if there.rows is ARTIFACT else narrow  # the artifact has 4-byte numbers
             found[x.verb] += there.rows.moved(p.view, device, there.kept) * width[there.tensor] * item
     return found["recall"], found["spill"]
 

@@ -78,11 +78,10 @@ def _units(passes: PassList) -> list[frozenset[str]]:
 
 def _saved(plan: ExecutionPlan, unit: frozenset[str]) -> int:
     """Bytes that the unit moves over the host link in an epoch."""
-    total = 0
+    total, row = 0, {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
     for p in plan.passes.train:
-        columns = plan.passes.width
         touched = (*p.inputs, *p.gradients, *p.written)
-        total += sum(plan.count(p, name) * columns[name] for name in touched if name in unit)
+        total += sum(plan.count(p, name) * row[name] for name in touched if name in unit)
         loads = plan.transfers[p.name].rows_loaded if p.name in plan.transfers else 0
-        total += loads * sum(columns[name] for name in (p.exchange, p.flush) if name is not None and name in unit)
-    return total * plan.shape.itemsize
+        total += loads * sum(row[name] for name in (p.exchange, p.flush) if name is not None and name in unit)
+    return total

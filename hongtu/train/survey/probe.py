@@ -235,8 +235,9 @@ class _Zeros(HostStore):
     """
 
     def create(
-        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None
-    ) -> None:
+        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         self.keep(name, self.zeros(columns, count))
 
     def zeros(self, columns: int, count: int | None = None) -> torch.Tensor:

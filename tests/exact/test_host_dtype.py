@@ -1,0 +1,135 @@
+"""Rows on the host in bfloat16: counted is predicted, values take half the bytes, and numbers are near."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import hongtu
+from hongtu import nn as hnn
+from hongtu.cli.main import main
+from hongtu.errors import InputError
+from tests import problems, training
+from tests.models import SIX, H, Model
+from tests.staged import everything, on_disk
+
+EPSILON = 2.0**-8  # of bfloat16: half a step, as a share of a number
+MODELS = (
+    *SIX,
+    Model("normed", lambda f, c: [hnn.SAGEConv(f, H), hnn.BatchNorm(H), nn.ReLU(), hnn.GATConv(H, c)], lambda f, c: []),
+    Model(
+        "shared",
+        lambda f, c: [
+            (nn.Linear(f, H), "x -> x1"), (hnn.SAGEConv(H, H), "x1 -> x2"), (hnn.GCNConv(H, H), "x1 -> x3"),
+            (hnn.JumpingKnowledge("cat"), "x1, x2, x3 -> x"), nn.Linear(3 * H, c),
+        ],
+        lambda f, c: [],
+    ),
+)  # fmt: skip
+GRAINS = ((1, 7), (4, 8))
+
+
+def pair(model, grain, problem=None, **options):
+    """The same model with rows in float32 and in bfloat16."""
+    found, problem = [], problem or problems.awkward()
+    options = {"device_memory": "smallest", "dtype": torch.float32} | options
+    for host_dtype in (None, torch.bfloat16):
+        torch.manual_seed(0)
+        found.append(training.make_trainer(model, problem, grain, **options, host_dtype=host_dtype))
+    return found
+
+
+def check(exact, narrow, epochs=3):
+    """Counted is predicted; losses, gradients and predictions are those of float32 but for roundings."""
+    for _ in range(epochs):
+        expected, record = exact.train_epoch(), narrow.train_epoch()
+        training.assert_counted(narrow, record)
+        assert narrow.setup.bytes == narrow.plan.setup_traffic.bytes
+        assert record.loss == pytest.approx(expected.loss, rel=8 * EPSILON)
+        largest = max(gradient.abs().max() for gradient in exact.gradients().values())
+        for name, gradient in exact.gradients().items():
+            found = narrow.gradients()[name]
+            assert found.dtype == torch.float32 and (found - gradient).abs().max() <= 16 * EPSILON * largest, name
+    out = exact.predict()
+    assert (narrow.predict() - out).abs().max() <= 16 * EPSILON * out.abs().max()
+    return expected, record
+
+
+@pytest.mark.most(6)
+@pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_counted_is_predicted_and_numbers_are_near(model, grain):
+    for budget in ("smallest", None):
+        check(*pair(model, grain, device_memory=budget), epochs=2)
+
+
+@pytest.mark.most(4)
+@pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
+@pytest.mark.parametrize("model", (SIX[0], SIX[1], MODELS[-2], MODELS[-1]), ids=repr)
+def test_on_a_disk_and_beside_it(model, grain, tmp_path):
+    """All of it there, or but some chunks."""
+    for kept in (0, 2):
+        with on_disk(tmp_path, lambda plan, limit, kept=kept: everything(plan, limit, kept=kept)) as spills:
+            exact, narrow = pair(model, grain, device_memory="smallest", **spills)
+        expected, record = check(exact, narrow, epochs=2)
+        assert 0 < record.bytes["disk"] < expected.bytes["disk"]
+
+
+@pytest.mark.parametrize("model", [SIX[0], SIX[4]], ids=repr)
+def test_values_take_half(model):
+    """Of what is loaded and what is predicted; gradients and results are float32."""
+    strategy = hongtu.Strategy(resident=False, fuse_last_layer=False, transform_first=False)
+    exact, narrow = pair(model, (2, 3), strategy=strategy)
+    if exact.plan.topology.chunks == narrow.plan.topology.chunks:
+        assert narrow.plan.bytes["load"] == exact.plan.bytes["load"] / 2
+        assert narrow.plan.bytes["flush"] == exact.plan.bytes["flush"]
+    hosts = [trainer.plan.host_bytes["pinned host"] for trainer in (exact, narrow)]
+    assert hosts[1] < 0.75 * hosts[0]
+    infer = hongtu.Inference(narrow.artifact, narrow.model, host_dtype="bf16")
+    assert infer.predict().dtype == torch.float32
+    assert infer.record.bytes == infer.plan.bytes
+
+
+def test_pruned_rows_and_dropout():
+    model = Model("drop", lambda f, c: [hnn.SAGEConv(f, H), hnn.Dropout(0.5), hnn.GATConv(H, c)], lambda f, c: [])
+    check(*pair(model, (2, 3), problems.few_train()))
+
+
+def test_learned_rows_and_sparse_features_stay_as_they_are(tmp_path):
+    given = problems.awkward()
+    artifact = hongtu.preprocess_graph(
+        given.edges, given.num_vertices, tmp_path / "a", features="embedding:6", labels=given.labels, masks=given.masks,
+        partitions=2, chunks=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    layers = [hnn.SAGEConv(6, H, activation="relu"), hnn.GATConv(H, 3)]
+    trainer = hongtu.Trainer(artifact, layers, device_memory="100%", host_dtype="bfloat16")
+    training.assert_counted(trainer, trainer.train_epoch())
+    assert trainer.embedding.weight.dtype == torch.float32 and "bfloat16" not in trainer.plan.host_dtype("features")
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"host_dtype": "float16"}, "host_dtype is 'float16': expected torch.bfloat16"),
+    ({"host_dtype": "bf16", "dtype": torch.float64}, "narrower than float32, and dtype is torch.float64"),
+    ({"host_dtype": "bf16", "device": "simulated"}, "GPUs read the host's rows in float32; use the CPU"),
+])  # fmt: skip
+def test_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), [hnn.GCNConv(6, 3)], **options)
+
+
+def test_commands_say_that_it_is_not_exact(tmp_path, capsys):
+    path = str(problems.prepare(problems.awkward(), 2, 3).path)
+    model = ["--model", "gat", "--hidden", "8", "--device-memory", "20KiB", "--host-dtype", "bf16"]
+    assert main(["plan", path, *model]) == 0
+    assert "in bfloat16: not exact" in capsys.readouterr().out
+    assert main(["plan", path, *model, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(["train", path, *model, "--epochs", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == planned["bytes"] and planned["host_dtype"] == "bfloat16"
+    assert main(["plan", path, *model, "--listing"]) == 0
+    assert main(["plan", path, *model, "--ranks", "2"]) == 2
+    assert "--host-dtype: ranks send each other rows in float32" in capsys.readouterr().err
