@@ -108,7 +108,12 @@ class Network:
             layer = self.layers[self.layer_index.index(number)]
             if getattr(layer, "drop_edges", None) is not None and (layer.updates_edges or edges.takes):
                 raise InputError(f"{self.title(number)}: drops edges that have states; use hongtu.nn.Dropout on these")
-            if not layer.updates_edges and layer.linear_aggregate:
+            if layer.linear_aggregate and layer.updates_edges:
+                raise InputError(
+                    f"{self.title(number)}: updates edges, and declares its aggregate (reduce or linear_aggregate), "
+                    "which then is all that runs; leave that out, and define aggregate(block, z, s)"
+                )
+            if layer.linear_aggregate:
                 raise InputError(f"{self.title(number)}: is given rows of edges, and reads none; leave them out")
         several = Counter(module for edges in self._edges.values() for module in edges.before)
         self._anew = {number for number, count in several.items() if count > 1}

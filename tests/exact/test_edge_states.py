@@ -236,6 +236,8 @@ def test_in_memory(model):
     check(model, awkward(), (1, 1), epochs=2)
 
 
+@pytest.mark.every
+@pytest.mark.long
 @models
 @pytest.mark.parametrize("grain", [(1, 5), (4, 8)], ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -243,12 +245,16 @@ def test_strategies(model, grain, strategy):
     check(model, awkward(), grain, strategy=strategy)
 
 
+@pytest.mark.every
+@pytest.mark.long
 @models
 @pytest.mark.parametrize("budget", ["smallest", 150_000])
 def test_budgets(model, budget):
     check(model, awkward(), (2, 6), device_memory=budget)
 
 
+@pytest.mark.every
+@pytest.mark.long
 @models
 @pytest.mark.parametrize("options", [{}, {"device_memory": "smallest"}], ids=str)
 def test_pruned(model, options):
@@ -258,6 +264,8 @@ def test_pruned(model, options):
     assert plan.choice.fields and any(plan.edge_places(p) for p in plan.passes.train)
 
 
+@pytest.mark.every
+@pytest.mark.long
 @models
 @pytest.mark.parametrize("problem", [awkward, few], ids=["whole", "pruned"])
 def test_devices_with_their_own_memory(model, problem):
@@ -265,6 +273,8 @@ def test_devices_with_their_own_memory(model, problem):
         staged.check(model, problem(), (2, 3), device=staged.simulated(seed=5), **options)
 
 
+@pytest.mark.every
+@pytest.mark.long
 @models
 @pytest.mark.parametrize(("ranks", "dependencies"), [(2, "cache"), (3, "comm"), (2, "hybrid")], ids=str)
 def test_ranks(model, ranks, dependencies):
@@ -281,6 +291,8 @@ def test_ranks(model, ranks, dependencies):
     run_ranks(ranks, work)
 
 
+@pytest.mark.every
+@pytest.mark.long
 @models
 @pytest.mark.parametrize("kept", [0, 2])
 def test_on_a_disk(model, kept):
@@ -348,6 +360,12 @@ def test_host_bytes():
     assert record.peak_bytes["pinned host"] == trainer.plan.arena_bytes["pinned host"]
 
 
+class Declared(Own):
+    """Says that its aggregate is a sum of z, of which edges are no part."""
+
+    reduce = "sum"
+
+
 @pytest.mark.parametrize(
     ("layers", "words"),
     [
@@ -355,6 +373,7 @@ def test_host_bytes():
         ([(hnn.MeshBlock(6, P), "x, y -> x, e")], "takes 'y', which nothing before it gives"),
         ([(hnn.GCNConv(6, 3), "x, e -> x, e")], "gives two values, and it updates no edges"),
         ([(hnn.GCNConv(6, 3), "x, e -> x")], "is given rows of edges, and reads none"),
+        ([Declared(6, P, 3)], "updates edges, and declares its aggregate"),
         ([(hnn.GINEConv(nn.Linear(6, 3)), "e, x -> x")], "expected rows of vertices first"),
         ([(Sum(), "x, e -> x"), hnn.GCNConv(6, 3)], "rows of vertices and of edges.*update_edges"),
         ([(nn.BatchNorm1d(P), "e -> e"), hnn.MeshBlock(6, P)], "normalises over all edges.*LayerNorm"),
