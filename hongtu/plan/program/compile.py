@@ -84,8 +84,8 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
         )
         before.append(_place(plan, FEATURES, zero=False))
         into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
-        source = Ref(tensor=FEATURES, where="host", dtype=plan.host_dtype(FEATURES))
-        body.append(Copy(link="read", dst=into, src=source))
+        there = Ref(tensor=FEATURES, where="host", dtype=plan.host_dtype(FEATURES))
+        body.append(Copy(link="read", dst=into, src=there))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
         recalled.append(recall(plan, None, FEATURES))
