@@ -32,7 +32,7 @@ from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Bucket, Laid, Summed
 from hongtu.plan.program.rows import Picks
 
-CAST = 1 << 20  # bytes that are cast at a time
+CAST = 1 << 16  # bytes that are cast at a time: torch takes no threads for so few
 
 
 class Disk:
@@ -94,7 +94,7 @@ class Disk:
         if there.rows.straight:
             self._read_chunk(self._reads, next(pieces).begin, there, chunk)
             return
-        into.zero_()
+        as_numpy(into).fill(0)
         for piece in pieces:
             rows = chunk.device.beside(f"parts {there.tensor}", 0)[: piece.rows]
             self._read(piece.begin, rows)
