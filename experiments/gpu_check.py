@@ -134,7 +134,7 @@ class Check:
         return run
 
     def _end(self, run: Running, code: int | None, ended: str = SLOW) -> None:
-        quiet = (time.time() - run.files[0].stat().st_mtime) / (run.end - run.start)
+        quiet = (time.time() - run.files[0].stat().st_mtime) / (run.part.limit * self.options.slow)
         if code is None and ended == SLOW:  # Python says where it is
             kill(run.process, signal.SIGABRT)
             with suppress(subprocess.TimeoutExpired):

@@ -268,6 +268,12 @@ def test_a_part_that_ran_when_the_call_was_ended_is_not_blamed(monkeypatch, tmp_
     assert rows["beside"]["status"] == "the call ended" and not rows["beside"]["crashed"]
 
 
+def test_a_part_for_which_little_time_was_left_is_not_blamed(monkeypatch, tmp_path):
+    steps(monkeypatch, [python("last", "import time; time.sleep(60)", 60, captures=True)])
+    _, rows = check(monkeypatch, tmp_path, "--seconds", "2")
+    assert rows["last"]["status"] == "took too long" and not rows["last"]["crashed"]
+
+
 @pytest.mark.long
 def test_an_artifact_that_is_late_ends_and_a_smaller_one_takes_its_place(monkeypatch, tmp_path):
     said = []
