@@ -10,15 +10,8 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import text_kernels
-from hongtu.preprocess.read.formats.text_layout import (
-    DELIMITERS,
-    Columns,
-    find_columns,
-    is_number,
-    is_relation,
-    split_line,
-    unquote,
-)
+from hongtu.preprocess.read.formats.delimiters import DELIMITERS, split_line, unquote
+from hongtu.preprocess.read.formats.text_layout import Columns, find_columns, is_number, is_relation
 from hongtu.preprocess.read.formats.text_lines import read_lines
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers

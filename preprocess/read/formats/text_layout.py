@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.delimiters import NUMBER, find_delimiter, split_line
 from hongtu.preprocess.read.formats.text_lines import is_comment, read_head, read_lines
 
 STANDARD = ("source", "destination", "weight")
-WHITE_SPACE = 0
-DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "white space"}
 # what tools call the ends of an edge, a pair a line: the first line of which a file has one name each
 ENDS = (
     ({"source", "src", "from"}, {"target", "destination", "dest", "dst", "trg", "tgt", "to"}),
@@ -26,8 +25,8 @@ ENDS = (
 RELATIONS = {"relation", "relationship", "relationtype", "rel", "predicate", "edgetype", "etype", "type"}
 FIRST_OF_TWO = "uix1a"  # last letters of names that come in pairs: u and v, node_1 and node_2
 WHAT = re.compile(r"(?:id|idx|index|node|vertex|entity|user|paper|name|key|label|uri)$|^(?:id|node|vertex|entity)")
-NUMBER = re.compile(rb"[+-]?[0-9]+")
 ALIKE = 0.05  # of the other lines may look like a first line of names
+SAMPLED = 20  # lines by which the delimiter is found
 SHOWN = 80  # characters of a line in a message
 
 
@@ -165,7 +164,7 @@ def _look(path: Path, as_text: bool) -> Head:
     if not as_text:
         numbered = [(number, line) for number, line in numbered if not is_comment(line)]
     lines = [line for _, line in numbered]
-    delimiter = _find_delimiter(path, lines[:20])
+    delimiter = find_delimiter(path, numbered[:SAMPLED])
     rows = [split_line(line, delimiter) for line in lines]
     return Head(path, numbered[0][0] if rows else 1, delimiter, rows, comments, as_text)
 
@@ -215,50 +214,6 @@ def _position(path: Path, found: list[str], name: str) -> int:
         what = f"{found.count(name)} columns {name!r}, expected one" if name in found else f"no column {name!r}"
         raise InputError(f"{path}: {what}, found {', '.join(found)[:200]}; name others with --columns")
     return found.index(name)
-
-
-# ---- delimiters
-
-
-def split_line(line: bytes, delimiter: int) -> list[bytes]:
-    """The fields of a line, without quotes and white space around them.
-
-    >>> split_line(b' "a", b c', ord(",")), split_line(b"a  b", 0)
-    ([b'a', b'b c'], [b'a', b'b'])
-    >>> split_line(b"a\\t,\\tb", ord(","))
-    [b'a', b'b']
-    """
-    white = b" " if delimiter == ord("\t") else b" \t"
-    plain = unquote(line.strip(white) + b"\n", delimiter)[:-1]
-    return [word.strip(white) for word in (plain.split(bytes([delimiter])) if delimiter else plain.split())]
-
-
-def unquote(data: bytes, delimiter: int) -> bytes:
-    """Lines whose quoted fields stand plain, where they hold neither a delimiter nor a quote."""
-    if b'"' not in data:
-        return data
-    between = re.escape(bytes([delimiter])) if delimiter else rb" \t"
-    inside = rb'(?! )[^"\n' + between + (rb"]*(?<! )" if delimiter else rb"]+")  # white space has no empty fields
-    first = rb'(?:^|\n)[ \t]*(?!""[ \t]*\n)'  # a line of one empty field is no blank line
-    pattern = rb"(" + first + rb"|[" + between + rb'][ \t]*)"(' + inside + rb')"(?=[ \t]*[\n' + between + rb"])"
-    return re.sub(pattern, rb"\1\2", data)
-
-
-def _find_delimiter(path: Path, lines: list[bytes]) -> int:
-    """That of the file's ending, unless the lines do not fit it and fit another."""
-    own = {".csv": ord(","), ".tsv": ord("\t")}.get(Path(path.name.removesuffix(".gz")).suffix, WHITE_SPACE)
-    others = [ord(byte) if byte != " " else WHITE_SPACE for byte in DELIMITERS]
-    fitting = [d for d in (own, *(d for d in others if d != own)) if _fits(lines, d)]
-    integers = [d for d in fitting if all(NUMBER.fullmatch(word) for word in split_line(lines[-1], d)[:2])]
-    return next(iter(integers or fitting), own)
-
-
-def _fits(lines: list[bytes], delimiter: int) -> bool:
-    """Whether all lines have the same number of columns, two or more, and no words that end with another delimiter."""
-    rows = [split_line(line, delimiter) for line in lines]
-    if delimiter == WHITE_SPACE and all(any(word.strip(b",;|") != word for word in row) for row in rows):
-        return False
-    return len({len(row) for row in rows}) == 1 and len(rows[0]) > 1
 
 
 # ---- the first line
