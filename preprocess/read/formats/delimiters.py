@@ -78,3 +78,11 @@ def _fits(lines: list[bytes], delimiter: int) -> bool:
     if delimiter == WHITE_SPACE and all(any(word.strip(b",;|") != word for word in row) for row in rows):
         return False
     return len({len(row) for row in rows}) == 1 and all(sum(map(bool, row)) > 1 for row in rows)
+
+
+def is_number(word: bytes) -> bool:
+    """Whether a field is an integer or a float."""
+    try:
+        return float(word) is not None
+    except ValueError:
+        return False
