@@ -108,7 +108,7 @@ def find_paired_ends(words: list[str]) -> tuple[int, int] | None:
     plain = [re.sub(r"[^a-z0-9]", "", word.lower()) for word in words]
     for at, name in enumerate(plain):
         other = name[:-1] + chr(ord(name[-1]) + 1) if name else ""
-        if other and name[-1] in FIRST_OF_TWO and plain.count(other) == 1:
+        if other and name[-1] in FIRST_OF_TWO and plain.count(name) == plain.count(other) == 1:
             return at, plain.index(other)
     found = [(plain.index(a), plain.index(b)) for a, b in PAIRED if plain.count(a) == plain.count(b) == 1]
     return found[0] if found else None

@@ -18,6 +18,7 @@ from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_integers
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 ROWS = 1 << 20  # of a batch
+TEXT = (".txt", ".csv", ".tsv", ".edges")
 HIDDEN = ("_", ".")  # what Spark leaves beside parts, such as _SUCCESS, starts so
 
 
@@ -28,6 +29,25 @@ def is_parts(path: Path) -> bool:
     files = _parts(path)
     named = ending_of(path) in ENDINGS or not any(file.stem == "edges" for file in files)
     return bool(files) and named and all(ending_of(file) in ENDINGS for file in files)
+
+
+def explain_folder(path: Path) -> str | None:
+    """Why a folder that holds parts of a table, or of text, is not read as one; None where it holds none."""
+    if not path.is_dir():
+        return None
+    files = _parts(path)
+    divided = [file.name for file in files if file.is_dir() and "=" in file.name]
+    parts = [file.name for file in files if ending_of(file) in ENDINGS]
+    others = [file.name for file in files if file.name not in parts]
+    if divided:
+        return (
+            f"{divided[0]}: a folder of partitionBy; write the table as one file, "
+            "pyarrow.parquet.write_table(pyarrow.parquet.read_table(path), 'edges.parquet')"
+        )
+    if parts and others:
+        return f"{others[0]} beside {parts[0]}; leave only parts of one table in the folder"
+    text = [name for name in others if ending_of(Path(name)) in TEXT]
+    return f"{text[0]}: parts of text; write the edges as one file, edges{ending_of(Path(text[0]))}" if text else None
 
 
 def _parts(path: Path) -> list[Path]:
@@ -54,15 +74,16 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
             f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
         ) from None
     files = _parts(path)
-    table, present = _find_columns(files[0], list(names or ())), _schema(files[0]).names
+    first = _schema(files[0])
+    table, present = _find_columns(files[0], first, list(names or ())), first.names
     for file in files[1:]:
-        other, columns = _find_columns(file, table.names), _schema(file).names
-        if names is None and {*columns} != {*present}:
+        schema = _schema(file)
+        if names is None and {*schema.names} != {*present}:
             raise InputError(
-                f"{file}: columns {', '.join(columns)}, and {files[0].name} has {', '.join(present)}; write all parts "
-                f"with the same columns, or pass --columns {','.join(table.names[:2])} to read these of each"
+                f"{file}: columns {', '.join(schema.names)}, and {files[0].name} has {', '.join(present)}; write all "
+                f"parts with the same columns, or pass --columns {','.join(table.names[:2])} to read these of each"
             )
-        if other.typed != table.typed:
+        if _find_columns(file, schema, table.names).typed != table.typed:
             raise InputError(f"{file}: column {table.names[2]!r} is text in some parts and numbers in others; cast it")
     notes = say_third(path, table.names, typed=table.typed)
     notes += say_unread(path, present, table.names) if names is None else []
@@ -87,9 +108,8 @@ def _schema(path: Path) -> Any:
         raise InputError(f"{path}: not a readable {ending_of(path)} file ({_reason(error)}); write it again") from None
 
 
-def _find_columns(path: Path, names: list[str]) -> _Table:
+def _find_columns(path: Path, schema: Any, names: list[str]) -> _Table:
     """The columns to read of a file: those of ``names``, or where there are none by their names."""
-    schema = _schema(path)
     present = schema.names
     if not names:
         ends = None if {*STANDARD[:2]} <= {*present} else find_ends(present)

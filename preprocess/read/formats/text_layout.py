@@ -161,7 +161,12 @@ def _named_columns(
     head: Head, words: list[str], ends: tuple[int, int] | None, *, sure: bool, names: tuple[str, ...] | None
 ) -> Columns:
     """Those that a first line of names, none of them given by ``names``, has."""
-    lower, said = [word.lower() for word in words], []
+    lower, said, between = [word.lower() for word in words], [], chr(head.delimiter) if head.delimiter else " "
+    if ends is None and (twice := [word for word in lower if word and lower.count(word) > 1]):
+        raise InputError(
+            f"{head.path}: line {head.number}: {lower.count(twice[0])} columns {twice[0]!r}, expected one; rename the "
+            f"others, or put the line {between.join(STANDARD[:2])!r} before it if it is an edge"
+        )
     if ends is None and names is None and len(words) > 2:
         raise InputError(
             f"{head.path}: line {head.number}: {len(words)} columns, of which none is named source and none "
@@ -169,7 +174,6 @@ def _named_columns(
             f"{words[0]},{words[1]}"
         )
     if not sure and (head.as_text or ends is None):
-        between = chr(head.delimiter) if head.delimiter else " "
         said.append(
             f"{head.path}: line {head.number}: {between.join(words)[:SHOWN]!r} is taken for the names of the columns; "
             f"if it is an edge, put the line {between.join(STANDARD[:2])!r} before it"
