@@ -192,7 +192,9 @@ def _check_features(raw: RawGraph) -> None:
         return
     good = features.dtype.kind in NUMBERS and features.ndim == 2 and features.shape[0] == vertices
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
-    if features.dtype.kind in NUMBERS:
+    if features.shape == (vertices,):
+        remedy = "write one column, x[:, None]"
+    elif features.dtype.kind in NUMBERS:
         remedy = "save a row for each vertex, or pass --features random:F"
     expect(
         raw, "features", features, good and features.shape[1] > 0,

@@ -15,7 +15,7 @@ from hongtu.files import open_npy, read_json
 from hongtu.preprocess.read.collect import complete, refuse_relabel, rows_beside
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
-from hongtu.preprocess.read.formats.table import is_parts
+from hongtu.preprocess.read.formats.table import explain_folder, is_parts
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.source import NotIntegers, array_blocks, as_integers, as_names
 from hongtu.preprocess.read.typed import make_typed
@@ -66,7 +66,9 @@ def _edges(path: Path, config: PreprocessConfig, *, have_rows: bool) -> RawGraph
     if len(files) > 1:
         raise InputError(f"{path}: holds both {files[0].name} and {files[1].name}; remove one")
     if files and not files[0].is_file() and not is_parts(files[0]):
-        raise InputError(f"{files[0]}: not a file; mend or remove it")
+        raise InputError(f"{files[0]}: {explain_folder(files[0]) or 'not a file; mend or remove it'}")
+    if not files and (reason := explain_folder(path)):
+        raise InputError(f"{path}: {reason}")
     if not files:
         raise InputError(f"{path / 'edges.npy'}: missing; save int32 or int64 [2, E], row 0 source, row 1 destination")
     ids, file = read_ids(path / "ids.npy"), files[0]
@@ -74,7 +76,7 @@ def _edges(path: Path, config: PreprocessConfig, *, have_rows: bool) -> RawGraph
         raise InputError(
             f"{path / 'ids.npy'}: missing; with --relabel, save the id that each row of features, labels and masks has"
         )
-    if file.suffix != ".npy":
+    if file.suffix.lower() != ".npy":
         raw = open_edges(file, config)
     elif config.relabel:
         edges = _load(file)

@@ -22,7 +22,8 @@ import scipy.sparse
 
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess.read import RawGraph, read_input
-from hongtu.preprocess.read.formats.text_layout import find_columns, find_ends
+from hongtu.preprocess.read.formats.column_names import find_ends
+from hongtu.preprocess.read.formats.text_layout import find_columns
 from tests.faults.reader import Reader
 from tests.neutral import pieces
 

@@ -139,7 +139,9 @@ def test_other_delimiters_quotes_and_ends_of_lines(name, block, tmp_path, monkey
 
 
 def test_values_between_semicolons_have_decimal_commas_that_are_refused(tmp_path):
-    with pytest.raises(InputError, match="line 1: weight '0,5', expected a number"):
+    with pytest.raises(
+        InputError, match="line 1: weight '0,5', expected a number; write a point in place of the comma"
+    ):
         read(tmp_path, "e.csv", "0;1;0,5\n1;2;0,5\n", columns=("source", "destination", "weight"))
 
 
@@ -153,7 +155,7 @@ def test_quoted_names(tmp_path):
 @pytest.mark.parametrize(("name", "content", "expected"), [
     ("a.tsv", "A\tknows\tB\nB\tlikes\tC\n", r"line 1: 3 columns, .* a line .*'source\\trelation\\tdestination'"),
     ("a.txt", "0 1 {}\n1 2 {}\n", "expected 2; write it with networkx.write_weighted_edgelist"),
-    ("a.txt", "0 1 7\n1 2 9\n", "--columns source,destination,weight to read a weight"),
+    ("a.txt", "0 1 7\n1 2 9\n", "--columns source,destination,weight where the third is a weight"),
     ("a.csv", "0.0,1.0\n", "line 1: id '0.0', expected an integer; save the ids as int64"),
     ("a.csv", "src,dst\n0,1\n".encode("utf-16"), "line 1: a zero byte, expected UTF-8 text"),
     ("a.csv", b"0,1\n0,\x00\n", "line 2: a zero byte"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import matrix_market, scipy_matrix, table, text, torch_file
+from hongtu.preprocess.read.formats.text_lines import ending_of
 from hongtu.preprocess.read.graph import RawGraph
 
 ENDINGS = (*text.ENDINGS, *table.ENDINGS, *matrix_market.ENDINGS, *scipy_matrix.ENDINGS, *torch_file.ENDINGS)
@@ -33,10 +34,9 @@ def open_edges(path: Path, config: PreprocessConfig) -> RawGraph:
     """
     if path.is_dir():  # of parts
         return table.open_table(path, config.columns)
-    plain = path.name.removesuffix(".gz")
-    ending = Path(plain).suffix
-    if ending not in (PACKED if path.suffix == ".gz" else ENDINGS):
-        remedy = _REMEDIES.get(path.suffix, "if it has an edge on each line, rename it to .txt")
+    ending, packed = ending_of(path), path.suffix.lower() == ".gz"
+    if ending not in (PACKED if packed else ENDINGS):
+        remedy = _REMEDIES.get(path.suffix.lower(), "if it has an edge on each line, rename it to .txt")
         raise InputError(f"{path}: unknown format {ending!r}, expected {', '.join(ENDINGS)}, or a directory; {remedy}")
     if config.columns is not None and ending not in (*text.ENDINGS, *table.ENDINGS):
         raise InputError(f"{path}: --columns is for edge lists and tables; leave it out")

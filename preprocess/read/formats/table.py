@@ -6,17 +6,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.text_layout import STANDARD, find_ends, is_relation
+from hongtu.preprocess.read.formats.column_names import STANDARD, find_ends, is_relation, say_third, say_unread
+from hongtu.preprocess.read.formats.text_lines import ending_of
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_integers
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 ROWS = 1 << 20  # of a batch
+TEXT = (".txt", ".csv", ".tsv", ".edges")
 HIDDEN = ("_", ".")  # what Spark leaves beside parts, such as _SUCCESS, starts so
 
 
@@ -25,8 +27,27 @@ def is_parts(path: Path) -> bool:
     if not path.is_dir():
         return False
     files = _parts(path)
-    named = path.suffix in ENDINGS or not any(file.stem == "edges" for file in files)
-    return bool(files) and named and all(file.suffix in ENDINGS for file in files)
+    named = ending_of(path) in ENDINGS or not any(file.stem == "edges" for file in files)
+    return bool(files) and named and all(ending_of(file) in ENDINGS for file in files)
+
+
+def explain_folder(path: Path) -> str | None:
+    """Why a folder that holds parts of a table, or of text, is not read as one; None where it holds none."""
+    if not path.is_dir():
+        return None
+    files = _parts(path)
+    divided = [file.name for file in files if file.is_dir() and "=" in file.name]
+    parts = [file.name for file in files if ending_of(file) in ENDINGS]
+    others = [file.name for file in files if file.name not in parts]
+    if divided:
+        return (
+            f"{divided[0]}: a folder of partitionBy; write the table as one file, "
+            "pyarrow.parquet.write_table(pyarrow.parquet.read_table(path), 'edges.parquet')"
+        )
+    if parts and others:
+        return f"{others[0]} beside {parts[0]}; leave only parts of one table in the folder"
+    text = [name for name in others if ending_of(Path(name)) in TEXT]
+    return f"{text[0]}: parts of text; write the edges as one file, edges{ending_of(Path(text[0]))}" if text else None
 
 
 def _parts(path: Path) -> list[Path]:
@@ -52,21 +73,44 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
         raise InputError(
             f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
         ) from None
-    files, found = _parts(path), list(names or ())
-    for file in files:
-        found = _check_columns(file, found)
+    files = _parts(path)
+    first = _schema(files[0])
+    table, present = _find_columns(files[0], first, list(names or ())), first.names
+    for file in files[1:]:
+        schema = _schema(file)
+        if names is None and {*schema.names} != {*present}:
+            raise InputError(
+                f"{file}: columns {', '.join(schema.names)}, and {files[0].name} has {', '.join(present)}; write all "
+                f"parts with the same columns, or pass --columns {','.join(table.names[:2])} to read these of each"
+            )
+        if _find_columns(file, schema, table.names).typed != table.typed:
+            raise InputError(f"{file}: column {table.names[2]!r} is text in some parts and numbers in others; cast it")
+    notes = say_third(path, table.names, typed=table.typed)
+    notes += say_unread(path, present, table.names) if names is None else []
     return RawGraph(
-        title=str(path), blocks=lambda as_text: itertools.chain(*(_blocks(file, found, as_text) for file in files))
+        title=str(path),
+        notes=notes,
+        blocks=lambda as_text: itertools.chain(*(_blocks(f, table, as_text) for f in files)),
     )
 
 
-def _check_columns(path: Path, names: list[str]) -> list[str]:
-    """The columns to read of a file: those of ``names``, or where there are none by their names."""
+class _Table(NamedTuple):
+    names: list[str]  # of the columns that are read
+    typed: bool  # whether the third has types of edges
+
+
+def _schema(path: Path) -> Any:
     try:
         schema, _ = _open(path, [])
-        present = schema.names
+        schema.names  # noqa: B018 - may be no text
+        return schema
     except Exception as error:  # Arrow's, but also of file systems and of names that are no text
-        raise InputError(f"{path}: not a readable {path.suffix} file ({_reason(error)}); write it again") from None
+        raise InputError(f"{path}: not a readable {ending_of(path)} file ({_reason(error)}); write it again") from None
+
+
+def _find_columns(path: Path, schema: Any, names: list[str]) -> _Table:
+    """The columns to read of a file: those of ``names``, or where there are none by their names."""
+    present = schema.names
     if not names:
         ends = None if {*STANDARD[:2]} <= {*present} else find_ends(present)
         names = [*STANDARD[:2]] if ends is None else [present[end] for end in ends]
@@ -79,9 +123,17 @@ def _check_columns(path: Path, names: list[str]) -> list[str]:
             )
         if present.count(name) > 1:
             raise InputError(f"{path}: {present.count(name)} columns {name!r}, expected one; rename the others")
-    if len(names) == 3 and not is_relation(names) and not _is_number(schema.field(names[2]).type):
-        raise InputError(f"{path}: column {names[2]!r} is {schema.field(names[2]).type}, expected numbers for weights")
-    return names
+    kind = schema.field(names[2]).type if len(names) == 3 else None
+    typed = is_relation(names, text=kind is not None and _holds_text(kind))
+    if kind is not None and not typed and not _is_number(kind):
+        raise InputError(f"{path}: column {names[2]!r} is {kind}, expected numbers for weights")
+    return _Table(names, typed)
+
+
+def _holds_text(kind: Any) -> bool:
+    import pyarrow
+
+    return _is_text(kind.value_type if pyarrow.types.is_dictionary(kind) else kind)
 
 
 def _is_number(kind: Any) -> bool:
@@ -92,7 +144,7 @@ def _is_number(kind: Any) -> bool:
 
 def _open(path: Path, columns: list[str]) -> tuple[Any, Iterator[Any]]:
     """The schema, and the batches as a stream."""
-    if path.suffix == ".parquet":
+    if ending_of(path) == ".parquet":
         import pyarrow.parquet
 
         file = pyarrow.parquet.ParquetFile(path, memory_map=True)
@@ -131,8 +183,8 @@ def _parquet(path: Path, columns: list[str], schema: Any, rows: int) -> Iterator
         raise ValueError(f"{count} rows where its end says {rows}")
 
 
-def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
-    first = 0
+def _blocks(path: Path, table: _Table, as_text: bool) -> Iterator[EdgeBlock]:
+    first, (names, typed) = 0, table
     try:
         for batch in _open(path, names)[1]:
             given = batch.select(names)
@@ -148,7 +200,6 @@ def _blocks(path: Path, names: list[str], as_text: bool) -> Iterator[EdgeBlock]:
                     return f"{path}: row {first + k}"
 
                 ids = [_ids(path, name, array, as_text, where) for name, array in zip(names, arrays[:2])]
-                typed = is_relation(names)
                 weight = _plain(arrays[2]).to_numpy(zero_copy_only=False) if len(names) == 3 and not typed else None
                 relation: Any = _ids(path, names[2], arrays[2], True, where) if typed else None
                 yield EdgeBlock(ids[0], ids[1], weight, where, relation)

@@ -10,15 +10,9 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import text_kernels
-from hongtu.preprocess.read.formats.text_layout import (
-    DELIMITERS,
-    Columns,
-    find_columns,
-    is_number,
-    is_relation,
-    split_line,
-    unquote,
-)
+from hongtu.preprocess.read.formats.delimiters import DECIMALS, NUMBER, split_line, unquote
+from hongtu.preprocess.read.formats.other_lines import explain
+from hongtu.preprocess.read.formats.text_layout import Columns, find_columns
 from hongtu.preprocess.read.formats.text_lines import read_lines
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
@@ -45,18 +39,15 @@ def open_text(path: Path, names: tuple[str, ...] | None) -> RawGraph:
     def blocks(as_text: bool) -> Iterator[EdgeBlock]:
         found = find_columns(path, names, as_text=True) if as_text else columns
         raw.notes = list(found.notes)
-        return edge_blocks(path, found, as_text=as_text, notes=raw.notes, typed=is_relation(names))
+        return edge_blocks(path, found, as_text=as_text, notes=raw.notes)
 
     raw.blocks = blocks
     return raw
 
 
-def edge_blocks(
-    path: Path, columns: Columns, *, as_text: bool, notes: list[str] | None = None, typed: bool = False
-) -> Iterator[EdgeBlock]:
-    """The edges of a file, some megabytes of lines a block; ``notes`` gets what a person should know of them, and where
-    it is ``typed`` the third column is the type of each edge."""
-    wanted, comments = np.array(columns[:3]), 0
+def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str] | None = None) -> Iterator[EdgeBlock]:
+    """The edges of a file, some megabytes of lines a block; ``notes`` gets what a person should know of them."""
+    wanted, typed, comments = np.array(columns[:3]), columns.typed, 0
     for data, first in read_lines(path, columns.passed):
         text = np.frombuffer(unquote(data, columns.delimiter), dtype=np.uint8)
         spans, lines, passed, bad, kind, found = text_kernels.split(
@@ -64,7 +55,10 @@ def edge_blocks(
         )
         if bad >= 0:
             line = text.tobytes().split(b"\n", bad + 1)[bad]
-            raise InputError(f"{path}: line {first + bad}: {_explained(kind, found, columns, line)}")
+            names = not as_text and not all(map(NUMBER.fullmatch, split_line(line, columns.delimiter)[:2]))
+            raise (NotIntegers if names else InputError)(
+                f"{path}: line {first + bad}: {explain(kind, found, columns, line)}"
+            )
         comments += passed
 
         def where(k: int, lines: np.ndarray = lines, first: int = first) -> str:
@@ -78,29 +72,6 @@ def edge_blocks(
         yield EdgeBlock(source, destination, weight, where, _names(text, third[0], third[1], where) if typed else None)
     if comments and notes is not None:
         notes.append(f"{path}: lines after the first edge that start with # or % are taken for comments: {comments}")
-
-
-def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
-    if kind == text_kernels.QUOTED:
-        return "a quoted field that holds a delimiter or a quote; write it without, or as Parquet"
-    if kind == text_kernels.EMPTY:
-        return f"column {found + 1} is empty, expected a value; mend the line"
-    if columns.width < 0:
-        return f"{found} columns, expected at least {1 + max(columns[:3])}; mend the line"
-    expected, row = f"{found} columns, expected {columns.width}", split_line(line, columns.delimiter)
-    if found == 1:
-        return f"{expected} between {', '.join(DELIMITERS.values())}; mend the line"
-    if found > columns.width and not any(row[columns.width :]):
-        return f"{expected}, and what is behind them is empty; leave out {chr(columns.delimiter)!r} at the end of lines"
-    if columns.header or found < columns.width:
-        return f"{expected}; mend the line"
-    if row[2][:1] == b"{":
-        return f"{expected}; write it with networkx.write_weighted_edgelist, or pass the graph itself as data"
-    if is_number(row[2]):
-        more = "pass --columns source,destination,weight to read a weight, --columns source,destination to ignore more"
-        return f"{expected}; {more}"
-    names = (chr(columns.delimiter) if columns.delimiter else " ").join(("source", "relation", "destination"))
-    return f"{expected}; put a line before the first that names the columns, such as {names!r}"
 
 
 def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> list[str]:
@@ -126,12 +97,16 @@ def _numbers(
         except (ValueError, OverflowError):
             bad = _first_bad(values, kind)
     shown = bytes(text[start[bad] : min(end[bad], start[bad] + 40)]).decode(errors="replace")
+    if what == "weight" and DECIMALS.fullmatch(shown.encode()):
+        raise InputError(f"{where(bad)}: weight {shown!r}, expected a number; write a point in place of the comma")
     if what == "weight":
         raise InputError(f"{where(bad)}: weight {shown!r}, expected a number of at most {WIDTH} characters")
     if shown.lstrip("+-").isdecimal():
         raise NotIntegers(f"{where(bad)}: id {shown} does not fit 64 bits; pass --relabel")
     if re.fullmatch(r"[+-]?[0-9]+\.0*", shown):
         raise NotIntegers(f"{where(bad)}: id {shown!r}, expected an integer; save the ids as int64 (in pandas, astype)")
+    if re.fullmatch(r"[+-]?[0-9]+\s+(#|%|//).*", shown):
+        raise InputError(f"{where(bad)}: id {shown!r}, expected an integer; leave out comments at the end of lines")
     raise NotIntegers(f"{where(bad)}: id {shown!r}, expected an integer; pass --relabel to read names as they are")
 
 

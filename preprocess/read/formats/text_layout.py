@@ -5,29 +5,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.column_names import (
+    STANDARD,
+    find_ends,
+    find_paired_ends,
+    is_relation,
+    is_weight,
+    say_third,
+    say_unread,
+)
+from hongtu.preprocess.read.formats.delimiters import NUMBER, find_delimiter, is_number, split_line
+from hongtu.preprocess.read.formats.other_lines import refuse_other
 from hongtu.preprocess.read.formats.text_lines import is_comment, read_head, read_lines
 
-STANDARD = ("source", "destination", "weight")
-WHITE_SPACE = 0
-DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "white space"}
-# what tools call the ends of an edge, a pair a line: the first line of which a file has one name each
-ENDS = (
-    ({"source", "src", "from"}, {"target", "destination", "dest", "dst", "trg", "tgt", "to"}),
-    ({"subject", "subj"}, {"object", "obj"}),
-    ({"head"}, {"tail"}),
-    ({"start"}, {"end"}),
-    ({"sender", "citing", "follower", "parent"}, {"receiver", "recipient", "cited", "followee", "child"}),
-)
-RELATIONS = {"relation", "relationship", "relationtype", "rel", "predicate", "edgetype", "etype", "type"}
-FIRST_OF_TWO = "uix1a"  # last letters of names that come in pairs: u and v, node_1 and node_2
-WHAT = re.compile(r"(?:id|idx|index|node|vertex|entity|user|paper|name|key|label|uri)$|^(?:id|node|vertex|entity)")
-NUMBER = re.compile(rb"[+-]?[0-9]+")
 ALIKE = 0.05  # of the other lines may look like a first line of names
+SAMPLED = 20  # lines by which the delimiter is found
 SHOWN = 80  # characters of a line in a message
 
 
@@ -42,6 +38,7 @@ class Columns(NamedTuple):
         delimiter: a byte, or 0 for white space.
         comments: whether lines that start with # or % are comments.
         header: whether the last line that is passed names the columns.
+        typed: whether the column of weights has the type of each edge instead.
         notes: what is not plain from the file and was taken to be so, in words for a person.
     """
 
@@ -53,47 +50,8 @@ class Columns(NamedTuple):
     delimiter: int
     comments: bool
     header: bool
+    typed: bool = False
     notes: tuple[str, ...] = ()
-
-
-def find_ends(words: list[str]) -> tuple[int, int] | None:
-    """Positions of the columns whose names say that they are an edge's ends, source first.
-
-    >>> find_ends(["id", "src_id", "dst_id"]), find_ends([":START_ID", ":END_ID"]), find_ends(["ann", "bob"])
-    ((1, 2), (0, 1), None)
-    """
-    plain = [_plain_name(word) for word in words]
-    for sources, destinations in ENDS:
-        found = [[at for at, name in enumerate(plain) if name in names] for names in (sources, destinations)]
-        if len(found[0]) == len(found[1]) == 1 and (found[0] < found[1] or "head" not in sources):
-            return found[0][0], found[1][0]  # an arc may also go from "tail" to "head"
-    return None
-
-
-def is_relation(names: Sequence[str] | None) -> bool:
-    """Whether the third of the columns that are to be read has types of edges, and no weights.
-
-    >>> is_relation(["head", "tail", "relation"]), is_relation(["u", "v", "w"]), is_relation(None)
-    (True, False, False)
-    """
-    return names is not None and len(names) == 3 and re.sub("[^a-z]", "", names[2].lower()) in RELATIONS
-
-
-def _plain_name(word: str) -> str:
-    name, before = re.sub(r"\(.*\)|[^a-z0-9]", "", word.lower()), ""
-    while name != before:
-        before, name = name, WHAT.sub("", name) or name
-    return name
-
-
-def _paired_ends(words: list[str]) -> tuple[int, int] | None:
-    """As :func:`find_ends`, of names that may be vertices' own: "u" and "v", "node_1" and "node_2"."""
-    plain = [re.sub(r"[^a-z0-9]", "", word.lower()) for word in words]
-    for at, name in enumerate(plain):
-        other = name[:-1] + chr(ord(name[-1]) + 1) if name else ""
-        if other and name[-1] in FIRST_OF_TWO and plain.count(other) == 1:
-            return at, plain.index(other)
-    return None
 
 
 class Head(NamedTuple):
@@ -143,15 +101,15 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     words = head.words()
     if names is not None and set(names) & set(words):
         found = [_position(path, words, name) for name in names]
-        return _columns(head, (found[0], found[1]), found[2] if count == 3 else -1, len(words), header=True)
+        third = [row[found[2]] for row in head.rows[1:] if len(row) == len(words)] if count == 3 else []
+        typed = is_relation(names, text=bool(third) and not any(map(is_number, third)))
+        columns = _columns(head, (found[0], found[1]), found[2] if count == 3 else -1, len(words), header=True)
+        return columns._replace(typed=typed, notes=(*columns.notes, *say_third(path, names, typed=typed)))
     if names not in (None, STANDARD[:count]):
         assert names is not None
-        raise InputError(
-            f"{path}: no column {names[0]!r}, found {', '.join(words)[:200]}; name others with --columns, or pass "
-            f"--columns {','.join(STANDARD[:count])} where no line names the columns"
-        )
+        raise _no_columns(head, words, names)
     sure = find_ends(words)
-    ends = sure or (_paired_ends(words) if names is None else None)
+    ends = sure or (find_paired_ends(words) if names is None else None)
     if edge := _hidden_edge(head):
         head = head._replace(number=edge)
     elif len(words) > 1 and _is_header(head, ends or (0, 1), sure=sure is not None):
@@ -160,12 +118,30 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     return _columns(head, (0, 1), 2 if count == 3 else -1, -1 if names else 2, header=False, said=said)
 
 
+def _no_columns(head: Head, words: list[str], names: tuple[str, ...]) -> InputError:
+    """What to say where the first line has none of the names."""
+    between, first = (
+        chr(head.delimiter) if head.delimiter else " ",
+        f"no column {names[0]!r}, found {', '.join(words)[:200]}",
+    )
+    if len(words) == len(names) and (len(names) == 2 or (is_weight(names[2]) and is_number(head.rows[0][2]))):
+        remedy = f"pass --columns {','.join(STANDARD[: len(names)])} where no line names the columns"
+    else:
+        named = between.join((*names, "other")[: max(len(words), len(names))])
+        remedy = (
+            "where no line names the columns, put one before the first that does, in the order of the columns, such as "
+            f"{named!r}"
+        )
+    return InputError(f"{head.path}: {first}; name others with --columns, or {remedy}")
+
+
 def _look(path: Path, as_text: bool) -> Head:
     comments, numbered = read_head(path)
     if not as_text:
         numbered = [(number, line) for number, line in numbered if not is_comment(line)]
     lines = [line for _, line in numbered]
-    delimiter = _find_delimiter(path, lines[:20])
+    delimiter = find_delimiter(path, numbered[:SAMPLED])
+    refuse_other(path, numbered[:SAMPLED], delimiter)
     rows = [split_line(line, delimiter) for line in lines]
     return Head(path, numbered[0][0] if rows else 1, delimiter, rows, comments, as_text)
 
@@ -178,14 +154,19 @@ def _columns(
         like = [number for number, line in head.comments if len(split_line(line, head.delimiter)) == len(head.rows[0])]
         if hidden := sum(number < head.number for number in like):
             said.append(f"{head.path}: before the first edge {hidden} lines that start with # or % are comments")
-    return Columns(*ends, weight, width, passed, head.delimiter, not head.as_text, header, tuple(said))
+    return Columns(*ends, weight, width, passed, head.delimiter, not head.as_text, header, notes=tuple(said))
 
 
 def _named_columns(
     head: Head, words: list[str], ends: tuple[int, int] | None, *, sure: bool, names: tuple[str, ...] | None
 ) -> Columns:
     """Those that a first line of names, none of them given by ``names``, has."""
-    lower, said = [word.lower() for word in words], []
+    lower, said, between = [word.lower() for word in words], [], chr(head.delimiter) if head.delimiter else " "
+    if ends is None and (twice := [word for word in lower if word and lower.count(word) > 1]):
+        raise InputError(
+            f"{head.path}: line {head.number}: {lower.count(twice[0])} columns {twice[0]!r}, expected one; rename the "
+            f"others, or put the line {between.join(STANDARD[:2])!r} before it if it is an edge"
+        )
     if ends is None and names is None and len(words) > 2:
         raise InputError(
             f"{head.path}: line {head.number}: {len(words)} columns, of which none is named source and none "
@@ -193,20 +174,22 @@ def _named_columns(
             f"{words[0]},{words[1]}"
         )
     if not sure and (head.as_text or ends is None):
-        between = chr(head.delimiter) if head.delimiter else " "
         said.append(
             f"{head.path}: line {head.number}: {between.join(words)[:SHOWN]!r} is taken for the names of the columns; "
             f"if it is an edge, put the line {between.join(STANDARD[:2])!r} before it"
+        )
+    if names and len(names) == 3 and len(words) > 2 and is_relation((*words[:2], words[2])):
+        raise InputError(
+            f"{head.path}: column {words[2]!r} has the type of each edge, expected weights; pass --columns with the "
+            f"names of the line, {','.join(words[:3])} where they are source, destination and type"
         )
     if ends is None:
         weight, width = (2 if names and len(names) == 3 else -1), (-1 if names else 2)
         return _columns(head, (0, 1), weight, width, header=True, said=said)
     weighted = len(names) == 3 if names else "weight" in lower
     weight = _position(head.path, lower, "weight") if weighted else -1
-    kinds = [word for word in words if is_relation(["", "", word])]
-    if kinds and names is None:
-        read = ",".join((words[ends[0]], words[ends[1]], kinds[0]))
-        said.append(f"{head.path}: column {kinds[0]!r} is not read; --columns {read} takes it as the type of each edge")
+    if names is None:
+        said += say_unread(head.path, words, [words[at] for at in (*ends, weight) if at >= 0])
     return _columns(head, ends, weight, len(words), header=True, said=said)
 
 
@@ -215,50 +198,6 @@ def _position(path: Path, found: list[str], name: str) -> int:
         what = f"{found.count(name)} columns {name!r}, expected one" if name in found else f"no column {name!r}"
         raise InputError(f"{path}: {what}, found {', '.join(found)[:200]}; name others with --columns")
     return found.index(name)
-
-
-# ---- delimiters
-
-
-def split_line(line: bytes, delimiter: int) -> list[bytes]:
-    """The fields of a line, without quotes and white space around them.
-
-    >>> split_line(b' "a", b c', ord(",")), split_line(b"a  b", 0)
-    ([b'a', b'b c'], [b'a', b'b'])
-    >>> split_line(b"a\\t,\\tb", ord(","))
-    [b'a', b'b']
-    """
-    white = b" " if delimiter == ord("\t") else b" \t"
-    plain = unquote(line.strip(white) + b"\n", delimiter)[:-1]
-    return [word.strip(white) for word in (plain.split(bytes([delimiter])) if delimiter else plain.split())]
-
-
-def unquote(data: bytes, delimiter: int) -> bytes:
-    """Lines whose quoted fields stand plain, where they hold neither a delimiter nor a quote."""
-    if b'"' not in data:
-        return data
-    between = re.escape(bytes([delimiter])) if delimiter else rb" \t"
-    inside = rb'(?! )[^"\n' + between + (rb"]*(?<! )" if delimiter else rb"]+")  # white space has no empty fields
-    first = rb'(?:^|\n)[ \t]*(?!""[ \t]*\n)'  # a line of one empty field is no blank line
-    pattern = rb"(" + first + rb"|[" + between + rb'][ \t]*)"(' + inside + rb')"(?=[ \t]*[\n' + between + rb"])"
-    return re.sub(pattern, rb"\1\2", data)
-
-
-def _find_delimiter(path: Path, lines: list[bytes]) -> int:
-    """That of the file's ending, unless the lines do not fit it and fit another."""
-    own = {".csv": ord(","), ".tsv": ord("\t")}.get(Path(path.name.removesuffix(".gz")).suffix, WHITE_SPACE)
-    others = [ord(byte) if byte != " " else WHITE_SPACE for byte in DELIMITERS]
-    fitting = [d for d in (own, *(d for d in others if d != own)) if _fits(lines, d)]
-    integers = [d for d in fitting if all(NUMBER.fullmatch(word) for word in split_line(lines[-1], d)[:2])]
-    return next(iter(integers or fitting), own)
-
-
-def _fits(lines: list[bytes], delimiter: int) -> bool:
-    """Whether all lines have the same number of columns, two or more, and no words that end with another delimiter."""
-    rows = [split_line(line, delimiter) for line in lines]
-    if delimiter == WHITE_SPACE and all(any(word.strip(b",;|") != word for word in row) for row in rows):
-        return False
-    return len({len(row) for row in rows}) == 1 and len(rows[0]) > 1
 
 
 # ---- the first line
@@ -297,14 +236,6 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
         f"pass --columns {shown[0]},{shown[1]} if they are names, else put a line of names before it: source and "
         "destination"
     )
-
-
-def is_number(word: bytes) -> bool:
-    """Whether a field is an integer or a float."""
-    try:
-        return float(word) is not None
-    except ValueError:
-        return False
 
 
 def _hidden_edge(head: Head) -> int:

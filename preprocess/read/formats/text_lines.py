@@ -20,9 +20,18 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
+def ending_of(path: Path) -> str:
+    """A file's ending in lower case, without that of gzip.
+
+    >>> ending_of(Path("A.CSV.GZ")), ending_of(Path("a.b.txt")), ending_of(Path("a"))
+    ('.csv', '.txt', '')
+    """
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
 def open_stream(path: Path) -> IO[bytes]:
     """A file's bytes, unpacked."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def damaged(path: Path, error: Exception) -> InputError:

@@ -1,0 +1,114 @@
+"""What the names of an edge table's columns say: which are the ends of an edge, its weight and its type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+STANDARD = ("source", "destination", "weight")
+# what tools call the ends of an edge, a pair a line: the first line of which a file has one name each
+ENDS = (
+    ({"source", "src", "from"}, {"target", "destination", "dest", "dst", "trg", "tgt", "to"}),
+    ({"subject", "subj"}, {"object", "obj"}),
+    ({"head"}, {"tail"}),
+    ({"start"}, {"end"}),
+    ({"sender", "citing", "follower", "parent"}, {"receiver", "recipient", "cited", "followee", "child"}),
+)
+# whole names, of which only letters count
+RELATION = re.compile(
+    r"(?:edge|link|e)?(?:relation(?:ship)?|rel|predicate|pred|property|prop|type|label|kind)(?:type|label|name|id|idx|index|ur[il]|iri|s)*"
+)
+WEIGHT = re.compile(
+    r".*(?:weight|value|score|dist|length|cost|count|strength|similarity|capacity|amount|rating|freq|prob|confidence).*|e?wt?s?|vals?|sim|corr(?:elation)?"
+)
+LETTERS = {
+    "r": ("h", "head"),
+    "p": ("s", "subject"),
+}  # alone, the relation beside such a source: r may be a correlation
+PAIRED = (("h", "t"), ("s", "o"), ("s", "t"))  # as h, r, t and s, p, o
+FIRST_OF_TWO = "uix1a"  # last letters of names that come in pairs: u and v, node_1 and node_2
+WHAT = re.compile(r"(?:id|idx|index|node|vertex|entity|user|paper|name|key|label|uri)$|^(?:id|node|vertex|entity)")
+
+
+def find_ends(words: list[str]) -> tuple[int, int] | None:
+    """Positions of the columns whose names say that they are an edge's ends, source first.
+
+    >>> find_ends(["id", "src_id", "dst_id"]), find_ends([":START_ID", ":END_ID"]), find_ends(["ann", "bob"])
+    ((1, 2), (0, 1), None)
+    """
+    plain = [_plain_name(word) for word in words]
+    for sources, destinations in ENDS:
+        found = [[at for at, name in enumerate(plain) if name in names] for names in (sources, destinations)]
+        if len(found[0]) == len(found[1]) == 1 and (found[0] < found[1] or "head" not in sources):
+            return found[0][0], found[1][0]  # an arc may also go from "tail" to "head"
+    return None
+
+
+def is_relation(names: Sequence[str] | None, *, text: bool = False) -> bool:
+    """Whether the third of the columns that are to be read has types of edges, and no weights: its name says so, or it
+    holds ``text`` and its name does not say that it has weights.
+
+    >>> is_relation(["head", "tail", "relation_id"]), is_relation(["u", "v", "w"]), is_relation(None)
+    (True, False, False)
+    >>> is_relation(["h", "t", "r"]), is_relation(["gene", "other", "r"]), is_relation(["a", "b", "c"], text=True)
+    (True, False, True)
+    """
+    if names is None or len(names) != 3:
+        return False
+    name = _letters(names[2])
+    if RELATION.fullmatch(name) or _letters(names[0]) in LETTERS.get(name, ()):
+        return True
+    return text and not is_weight(names[2])
+
+
+def is_weight(name: str) -> bool:
+    """Whether a column's name says that it holds weights.
+
+    >>> is_weight("w"), is_weight("combined_score"), is_weight("year")
+    (True, True, False)
+    """
+    return bool(WEIGHT.fullmatch(_letters(name)))
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z]", "", name.lower())
+
+
+def say_third(path: Path, names: Sequence[str], *, typed: bool) -> list[str]:
+    """A note on a third column whose name does not say what it holds."""
+    if len(names) < 3 or is_relation(names) or is_weight(names[2]):
+        return []
+    if typed:
+        return [f"{path}: column {names[2]!r} holds text, and is read as the type of each edge"]
+    return [f"{path}: column {names[2]!r} is read as weights; if it has the type of each edge, rename it to 'relation'"]
+
+
+def say_unread(path: Path, words: Sequence[str], read: Sequence[str]) -> list[str]:
+    """A note on the first column of types that is not read, and without weights on the first that may hold some."""
+    others = [word for word in words if word not in read]
+    kinds = [word for word in others if is_relation([*read[:2], word])]
+    weights = [word for word in others if is_weight(word) and word not in kinds] if len(read) < 3 else []
+    return [
+        f"{path}: column {found[0]!r} is not read; --columns {','.join((*read[:2], found[0]))} takes it as {what}"
+        for found, what in ((kinds, "the type of each edge"), (weights, "weights"))
+        if found
+    ]
+
+
+def _plain_name(word: str) -> str:
+    name, before = re.sub(r"\(.*\)|[^a-z0-9]", "", word.lower()), ""
+    while name != before:
+        before, name = name, WHAT.sub("", name) or name
+    return name
+
+
+def find_paired_ends(words: list[str]) -> tuple[int, int] | None:
+    """As :func:`find_ends`, of names that may be vertices' own: "u" and "v", "node_1" and "node_2"."""
+    plain = [re.sub(r"[^a-z0-9]", "", word.lower()) for word in words]
+    for at, name in enumerate(plain):
+        other = name[:-1] + chr(ord(name[-1]) + 1) if name else ""
+        if other and name[-1] in FIRST_OF_TWO and plain.count(name) == plain.count(other) == 1:
+            return at, plain.index(other)
+    found = [(plain.index(a), plain.index(b)) for a, b in PAIRED if plain.count(a) == plain.count(b) == 1]
+    return found[0] if found else None

@@ -1,0 +1,95 @@
+"""Lines that are no edges as they stand: each is refused with what mends it, and what mends it is read."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pandas
+import pytest
+
+from hongtu.errors import InputError
+from tests.preprocess.test_text import read
+
+WEIGHTED = ("source", "destination", "weight")
+PAIR, NAMED = [(0, 1), (1, 0)], [("a", "b"), ("b", "a")]
+RDF = "<a:1> <p:k> <a:2> .\n<a:2> <p:k> <a:1> .\n"
+JSON = '{"source": 0, "target": 1}\n{"source": 1, "target": 0}\n'
+
+
+def tabs(between):
+    return lambda text: re.sub(rf" ?{re.escape(between)} ?", "\t", text)
+
+
+def plain(text):
+    return re.sub(r"[^\w\n ,]", "", text).replace(", \n", "\n")
+
+
+# lines -> what the message says, what mends them, the columns to name, the edges that come of it
+OTHERS = {
+    "(0, 1)\n(1, 0)\n": ("without brackets and quotes", plain, None, PAIR),
+    "[0, 1]\n[1, 0]\n": ("without brackets and quotes", plain, None, PAIR),
+    "[[0, 1],\n[1, 0]]\n": ("without brackets and quotes", lambda text: plain(text).replace(",\n", "\n"), None, PAIR),
+    "('a', 'b')\n('b', 'a')\n": ("without brackets and quotes", plain, None, NAMED),
+    "{0 1}\n{1 0}\n": ("without brackets and quotes", plain, None, PAIR),
+    "0 -> 1\n1 -> 0\n": ("if '->' separates them", tabs("->"), None, PAIR),
+    "New York -> b\nb -> New York\n": ("'->' sep", tabs("->"), None, [("New York", "b"), ("b", "New York")]),
+    "0--1\n1--0\n": ("if '--' separates them", tabs("--"), None, PAIR),
+    "0::1::5\n1::0::5\n": ("if '::' separates them", tabs("::"), WEIGHTED, [(0, 1, 5.0), (1, 0, 5.0)]),
+    "0~1\n1~0\n": ("if '~' separates them", tabs("~"), None, PAIR),
+    "a : b\nb : a\n": ("if ':' separates them", tabs(":"), None, NAMED),
+    "0\x011\n1\x010\n": (r"if '\x01' separates them", tabs("\x01"), None, PAIR),
+    "a -> b;\nb -> a;\n": ("; leave out ';'", lambda text: tabs("->")(text).replace(";", ""), None, NAMED),
+    "digraph {\na -> b;\nb -> a;\n}\n": ("Graphviz's language", lambda _: "a b\nb a\n", None, NAMED),
+    JSON: ("read_json(path, lines=True).to_csv", lambda text: "source,target\n0,1\n1,0\n", None, PAIR),
+    RDF: (
+        "leave out '.' at the end of lines", lambda text: "subject predicate object\n" + text.replace(" .", ""), None,
+        [("<a:1>", "<a:2>"), ("<a:2>", "<a:1>")],
+    ),
+    "0 1 # x\n1 0 # y z\n": ("leave out comments at the end", lambda t: re.sub(" #.*", "", t), None, PAIR),
+    "a b % x\nb a\n": ("leave out comments at the end", lambda t: re.sub(" %.*", "", t), None, NAMED),
+    "0 1 // x\n1 0\n": ("leave out comments at the end", lambda t: re.sub(" //.*", "", t), None, PAIR),
+    "0 1 1,5\n1 0 2,5\n": (
+        "--columns source,destination,weight where", lambda text: text.replace(",", "."), WEIGHTED,
+        [(0, 1, 1.5), (1, 0, 2.5)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", OTHERS)
+@pytest.mark.parametrize("ending", [".txt", ".edges.gz"])
+def test_lines_that_are_no_edges(content, ending, tmp_path):
+    expected, mend, columns, edges = OTHERS[content]
+    packed = __import__("gzip").compress if ending.endswith("gz") else bytes
+    for relabel in (False, True):
+        with pytest.raises(InputError, match=re.escape(expected)):
+            read(tmp_path, f"e{ending}", packed(content.encode()), relabel=relabel)
+    mended = mend(content)
+    if content == JSON:
+        assert pandas.read_json(io.StringIO(content), lines=True).to_csv(index=False) == mended
+    name = "e.tsv" if "\t" in mended else "e.txt"
+    assert read(tmp_path, name, mended, relabel=isinstance(edges[0][0], str), columns=columns) == edges
+
+
+def test_comments_behind_numbers_between_commas(tmp_path):
+    with pytest.raises(InputError, match="line 1: id '1 # x', expected an integer; leave out comments"):
+        read(tmp_path, "e.csv", "0,1 # x\n1,0\n")
+
+
+@pytest.mark.parametrize(("name", "edges"), [
+    ("e.csv", [("Smith & Co", "A & B"), ("A & B", "Smith & Co")]), ("e.csv", [("a:1", "a:2"), ("a:2", "a:1")]),
+    ("e.txt", [("a::1", "b::2"), ("b::2", "a::1")]), ("e.txt", [("a--b", "c->d"), ("c->d", "a--b")]),
+    ("e.txt", [("(a)", "(b)"), ("(b)", "(a)")]), ("e.txt", [("graph", "theory"), ("theory", "graph")]),
+    ("e.txt", [("<a>", "<b>"), ("<b>", "<a>")]), ("e.csv", [("f(x)", "g(y)"), ("g(y)", "f(x)")]),
+])  # fmt: skip
+def test_names_that_hold_such_signs(name, edges, tmp_path):
+    between = "," if name == "e.csv" else " "
+    assert read(tmp_path, name, "".join(between.join(edge) + "\n" for edge in edges), relabel=True) == edges
+
+
+def test_the_columns_of_triples_are_named_in_their_order(tmp_path):
+    for content in ("A knows B\nB likes A\n", "A knows B now\nB likes A now\n"):
+        with pytest.raises(InputError, match="names the columns in their order, such as") as refused:
+            read(tmp_path, "e.txt", content, relabel=True)
+        line = str(refused.value).rpartition("such as '")[2].rstrip("'")
+        assert read(tmp_path, "e.txt", f"{line}\n{content}", relabel=True) == [("A", "B"), ("B", "A")]
