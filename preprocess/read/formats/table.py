@@ -12,13 +12,13 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.column_names import STANDARD, find_ends, is_relation, say_third, say_unread
+from hongtu.preprocess.read.formats.text import ENDINGS as TEXT
 from hongtu.preprocess.read.formats.text_lines import ending_of
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_integers
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 ROWS = 1 << 20  # of a batch
-TEXT = (".txt", ".csv", ".tsv", ".edges")
 HIDDEN = ("_", ".")  # what Spark leaves beside parts, such as _SUCCESS, starts so
 
 
