@@ -50,9 +50,9 @@ class PreprocessConfig:
             partition of every vertex, from 0: .npy, or a line each as METIS writes ``graph.part.8``.
         order: order of the vertices inside a partition: "input" (ascending original id), "clusters" (label
             propagation), "recursive" (METIS), "kaminpar", or "auto": the one whose plan loads the fewest rows.
-        columns: names of the source, destination and, with a third, weight column (where it is called relation,
-            predicate, type or the like, that of types of edges) of a table or an edge list with a first line of names;
-            in an edge list without names the first two (three) columns are meant. None: tables have "source" and
+        columns: names of the source, destination and, with a third, weight column (that of types of edges where it is
+            called relation, predicate, type or the like, or holds text) of a table or an edge list with a first line of
+            names; in an edge list without names the first two (three) columns are meant. None: tables have "source" and
             "destination" (and "weight"), edge lists two columns.
         relabel: number the vertices from 0, in the order in which the edges name them (or of ``ids.npy``); their ids
             may be any integers or text. The artifact keeps them.

@@ -40,7 +40,7 @@ OTHERS = {
     "a : b\nb : a\n": ("if ':' separates them", tabs(":"), None, NAMED),
     "0\x011\n1\x010\n": (r"if '\x01' separates them", tabs("\x01"), None, PAIR),
     "a -> b;\nb -> a;\n": ("; leave out ';'", lambda text: tabs("->")(text).replace(";", ""), None, NAMED),
-    "digraph {\na -> b;\nb -> a;\n}\n": ("Graphviz's language", lambda _: "a b\nb a\n", None, NAMED),
+    "digraph {\na -> b;\nb -> a;\n}\n": ("is of Graphviz", lambda _: "a b\nb a\n", None, NAMED),
     JSON: ("read_json(path, lines=True).to_csv", lambda text: "source,target\n0,1\n1,0\n", None, PAIR),
     RDF: (
         "leave out '.' at the end of lines", lambda text: "subject predicate object\n" + text.replace(" .", ""), None,
@@ -85,6 +85,10 @@ def test_comments_behind_numbers_between_commas(tmp_path):
 def test_names_that_hold_such_signs(name, edges, tmp_path):
     between = "," if name == "e.csv" else " "
     assert read(tmp_path, name, "".join(between.join(edge) + "\n" for edge in edges), relabel=True) == edges
+
+
+def test_a_sign_behind_the_ends_is_a_column(tmp_path):
+    assert read(tmp_path, "e.txt", "0 1 - 5\n1 0 - 7\n", columns=("source", "destination")) == PAIR
 
 
 def test_the_columns_of_triples_are_named_in_their_order(tmp_path):

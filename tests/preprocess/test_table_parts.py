@@ -126,8 +126,11 @@ def test_folders_of_partition_by(key, where, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("names", "expected"), [
-    (("a.parquet", "b.csv"), "b.csv beside a.parquet; leave only parts"), (("a.csv", "b.csv"), "a.csv: parts of text"),
-    (("a.feather", "notes.md"), "notes.md beside a.feather; leave only"), (("b.npy",), "edges.npy: missing"),
+    (("a.parquet", "b.csv"), "a.parquet; rename it, or leave only the parts of one table there, without b.csv"),
+    (("a.csv", "b.csv"), "expected a file edges.csv, found a.csv; rename it, with all parts in one"),
+    (("a.feather", "notes.md"), "expected a file edges.feather, found a.feather; rename it, or leave only"),
+    (("graph.parquet", "labels.npy"), "expected a file edges.parquet, found graph.parquet; rename it"),
+    (("b.npy",), "edges.npy: missing"),
     ((), "edges.npy: missing"),
 ])  # fmt: skip
 def test_folders_of_other_things(names, expected, tmp_path):
@@ -137,6 +140,14 @@ def test_folders_of_other_things(names, expected, tmp_path):
         save(folder / name, ENDS) if name.endswith((".parquet", ".feather")) else (folder / name).write_text("0,1\n")
     with pytest.raises(InputError, match=re.escape(expected)):
         open_graph(folder, tmp_path)
+    if "leave only" in expected:
+        (folder / names[1]).unlink()
+        assert open_graph(folder, tmp_path)[0] == [[0, 1], [1, 0]]
+    if "rename" in expected:
+        (folder / names[0]).rename(folder / f"edges{(folder / names[0]).suffix}")
+        for name in names[1:]:
+            (folder / name).unlink(missing_ok=True)
+        assert open_graph(folder, tmp_path)[0] in ([[0, 1], [1, 0]], [[0], [1]])
 
 
 @pytest.mark.parametrize("header", ["src,src", "Src,src", "x,x", "source,source,destination", "a,b,a"])

@@ -17,15 +17,14 @@ ENDS = (
 )
 # whole names, of which only letters count
 RELATION = re.compile(
-    r"(?:edge|link|e)?(?:relation(?:ship)?|rel|predicate|pred|property|prop|type|label|kind)(?:type|label|name|id|idx|index|ur[il]|iri|s)*"
+    r"(?:edge|link|e)?(?:relation(?:ship)?|rel|predicate|pred|property|prop|type|label|kind)"
+    r"(?:type|label|name|id|idx|index|ur[il]|iri|s)*"
 )
 WEIGHT = re.compile(
-    r".*(?:weight|value|score|dist|length|cost|count|strength|similarity|capacity|amount|rating|freq|prob|confidence).*|e?wt?s?|vals?|sim|corr(?:elation)?"
+    r".*(?:weight|value|score|dist|length|cost|count|strength|similarity|capacity|amount|rating|freq|prob|confidence).*"
+    r"|e?wt?s?|vals?|sim|corr(?:elation)?"
 )
-LETTERS = {
-    "r": ("h", "head"),
-    "p": ("s", "subject"),
-}  # alone, the relation beside such a source: r may be a correlation
+LETTERS = {"r": ("h", "head"), "p": ("s", "subject")}  # only beside such a source: r may be a correlation
 PAIRED = (("h", "t"), ("s", "o"), ("s", "t"))  # as h, r, t and s, p, o
 FIRST_OF_TWO = "uix1a"  # last letters of names that come in pairs: u and v, node_1 and node_2
 WHAT = re.compile(r"(?:id|idx|index|node|vertex|entity|user|paper|name|key|label|uri)$|^(?:id|node|vertex|entity)")

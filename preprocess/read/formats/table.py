@@ -12,13 +12,13 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.column_names import STANDARD, find_ends, is_relation, say_third, say_unread
+from hongtu.preprocess.read.formats.text import ENDINGS as TEXT
 from hongtu.preprocess.read.formats.text_lines import ending_of
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_integers
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 ROWS = 1 << 20  # of a batch
-TEXT = (".txt", ".csv", ".tsv", ".edges")
 HIDDEN = ("_", ".")  # what Spark leaves beside parts, such as _SUCCESS, starts so
 
 
@@ -32,7 +32,7 @@ def is_parts(path: Path) -> bool:
 
 
 def explain_folder(path: Path) -> str | None:
-    """Why a folder that holds parts of a table, or of text, is not read as one; None where it holds none."""
+    """Why a folder that holds tables or text is read as neither; None where it holds none."""
     if not path.is_dir():
         return None
     files = _parts(path)
@@ -44,10 +44,11 @@ def explain_folder(path: Path) -> str | None:
             f"{divided[0]}: a folder of partitionBy; write the table as one file, "
             "pyarrow.parquet.write_table(pyarrow.parquet.read_table(path), 'edges.parquet')"
         )
-    if parts and others:
-        return f"{others[0]} beside {parts[0]}; leave only parts of one table in the folder"
-    text = [name for name in others if ending_of(Path(name)) in TEXT]
-    return f"{text[0]}: parts of text; write the edges as one file, edges{ending_of(Path(text[0]))}" if text else None
+    found = [name for name in (*parts, *others) if ending_of(Path(name)) in (*ENDINGS, *TEXT)]
+    if not found:
+        return None
+    more = f"or leave only the parts of one table there, without {others[0]}" if parts else "with all parts in one"
+    return f"expected a file edges{ending_of(Path(found[0]))}, found {found[0]}; rename it, {more}"
 
 
 def _parts(path: Path) -> list[Path]:
@@ -62,7 +63,7 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
     Args:
         path: the file, or the folder.
         names: of the source, destination and, with a third, weight or relation column. None: those that are named as
-            the ends of an edge are (:func:`~.text_layout.find_ends`), and "weight" where there is one.
+            the ends of an edge are (:func:`~.column_names.find_ends`), and "weight" where there is one.
 
     Raises:
         InputError: when pyarrow is absent, a file is unreadable, or a column is missing or of a wrong type.

@@ -10,14 +10,14 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import text_kernels
-from hongtu.preprocess.read.formats.delimiters import DECIMALS, NUMBER, split_line, unquote
-from hongtu.preprocess.read.formats.other_lines import explain
+from hongtu.preprocess.read.formats.delimiters import DECIMALS, DELIMITERS, NUMBER, is_number, split_line, unquote
 from hongtu.preprocess.read.formats.text_layout import Columns, find_columns
 from hongtu.preprocess.read.formats.text_lines import read_lines
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
+COMMENT = (b"#", b"%", b"//")
 WIDTH = 32  # characters that a number may have
 
 
@@ -57,7 +57,7 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
             line = text.tobytes().split(b"\n", bad + 1)[bad]
             names = not as_text and not all(map(NUMBER.fullmatch, split_line(line, columns.delimiter)[:2]))
             raise (NotIntegers if names else InputError)(
-                f"{path}: line {first + bad}: {explain(kind, found, columns, line)}"
+                f"{path}: line {first + bad}: {_explained(kind, found, columns, line)}"
             )
         comments += passed
 
@@ -72,6 +72,35 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
         yield EdgeBlock(source, destination, weight, where, _names(text, third[0], third[1], where) if typed else None)
     if comments and notes is not None:
         notes.append(f"{path}: lines after the first edge that start with # or % are taken for comments: {comments}")
+
+
+def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
+    if kind == text_kernels.QUOTED:
+        return "a quoted field that holds a delimiter or a quote; write it without, or as Parquet"
+    if kind == text_kernels.EMPTY:
+        return f"column {found + 1} is empty, expected a value; mend the line"
+    if columns.width < 0:
+        return f"{found} columns, expected at least {1 + max(columns[:3])}; mend the line"
+    expected, row = f"{found} columns, expected {columns.width}", split_line(line, columns.delimiter)
+    if found == 1:
+        return f"{expected} between {', '.join(DELIMITERS.values())}; mend the line"
+    if found > columns.width and not any(row[columns.width :]):
+        return f"{expected}, and what is behind them is empty; leave out {chr(columns.delimiter)!r} at the end of lines"
+    if any(word.startswith(COMMENT) for word in row[columns.width :]):
+        return f"{expected}; leave out comments at the end of lines"
+    if columns.header or found < columns.width:
+        return f"{expected}; mend the line"
+    if row[2][:1] == b"{":
+        return f"{expected}; write it with networkx.write_weighted_edgelist, or pass the graph itself as data"
+    between, named = chr(columns.delimiter) if columns.delimiter else " ", ["source", "relation", "destination"]
+    named += [f"other{k}" for k in range(1, found - 2)]
+    more = f"put a line before the first that names the columns in their order, such as {between.join(named)!r}"
+    if is_number(row[2]) or DECIMALS.fullmatch(row[2]):
+        more = (
+            "pass --columns source,destination,weight where the third is a weight, --columns source,destination to "
+            f"ignore what follows the ends, or {more}"
+        )
+    return f"{expected}; {more}"
 
 
 def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str]) -> list[str]:

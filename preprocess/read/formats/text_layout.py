@@ -120,19 +120,16 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
 
 def _no_columns(head: Head, words: list[str], names: tuple[str, ...]) -> InputError:
     """What to say where the first line has none of the names."""
-    between, first = (
-        chr(head.delimiter) if head.delimiter else " ",
-        f"no column {names[0]!r}, found {', '.join(words)[:200]}",
-    )
+    first = f"no column {names[0]!r}, found {', '.join(words)[:200]}; name others with --columns, or"
     if len(words) == len(names) and (len(names) == 2 or (is_weight(names[2]) and is_number(head.rows[0][2]))):
         remedy = f"pass --columns {','.join(STANDARD[: len(names)])} where no line names the columns"
     else:
-        named = between.join((*names, "other")[: max(len(words), len(names))])
+        named = (chr(head.delimiter) if head.delimiter else " ").join((*names, "other")[: max(len(words), len(names))])
         remedy = (
             "where no line names the columns, put one before the first that does, in the order of the columns, such as "
             f"{named!r}"
         )
-    return InputError(f"{head.path}: {first}; name others with --columns, or {remedy}")
+    return InputError(f"{head.path}: {first} {remedy}")
 
 
 def _look(path: Path, as_text: bool) -> Head:
@@ -178,7 +175,7 @@ def _named_columns(
             f"{head.path}: line {head.number}: {between.join(words)[:SHOWN]!r} is taken for the names of the columns; "
             f"if it is an edge, put the line {between.join(STANDARD[:2])!r} before it"
         )
-    if names and len(names) == 3 and len(words) > 2 and is_relation((*words[:2], words[2])):
+    if names and len(names) == 3 and len(words) > 2 and is_relation(words[:3]):
         raise InputError(
             f"{head.path}: column {words[2]!r} has the type of each edge, expected weights; pass --columns with the "
             f"names of the line, {','.join(words[:3])} where they are source, destination and type"
