@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import numpy as np
@@ -82,9 +83,8 @@ def test_a_function_and_weights_and_files_of_models(directory, capsys):
 
 
 def test_layers_take_what_a_run_from_python_left(directory):
-    import functions_to_infer
-
-    trainer = hongtu.Trainer(directory, functions_to_infer.layers(hongtu.open_artifact(directory)))
+    functions = importlib.import_module("functions_to_infer")
+    trainer = hongtu.Trainer(directory, functions.layers(hongtu.open_artifact(directory)))
     trainer.fit(2, run_dir="run", save_every=1)
     expected = trainer.predict().numpy()
     torch.save(trainer.model.state_dict(), "weights.pt")

@@ -216,9 +216,9 @@ def test_batches_take_turns_with_the_sets_of_staging_memory(monkeypatch):
     """Forward, what batch 0 brings goes to set 0, what batch 1 brings to set 1; backward begins with batch 1."""
     seen, bring = set(), CpuDevice.bring
 
-    def spied(device, name, number, array, link, index=None):
+    def spied(device, name, number, array, link, index=None, **more):
         seen.add((run.executor._current.name, run.executor._batch, number, index is None))
-        return bring(device, name, number, array, link, index)
+        return bring(device, name, number, array, link, index, **more)
 
     monkeypatch.setattr(CpuDevice, "bring", spied)
     run = Run(planned("gat", "pruned", staging=2), bits=torch.from_numpy(TRAIN.astype(np.uint8)))

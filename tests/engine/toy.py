@@ -62,13 +62,13 @@ class Toy:
         z = x @ self.weights[stage]
         return [z, x @ self.logits[stage]] if self.attends and stage < len(self.logits) else [z]
 
-    def aggregate(self, layer: int, block: Any, z: Tensor, s: tuple) -> Tensor:
+    def aggregate(self, layer: int, block: Any, z: Tensor, s: tuple, e: tuple) -> list[Tensor]:
         assert torch.equal(block.sources[block.local_source.long()], block.sources.index_select(0, block.local_source))
         self.calls.append(("aggregate", layer, len(z)))
         weight, source, dst = block.edge_weight[:, None], z[block.local_source.long()], block.dst_of_edge
         if self.attends:
             source = torch.tanh(source[:, : self.shape.layers[layer].a]) * s[1][dst]
-        return z.new_zeros(block.num_dst, source.shape[1]).index_add(0, dst, weight * source)
+        return [z.new_zeros(block.num_dst, source.shape[1]).index_add(0, dst, weight * source)]
 
     def combine(self, layer: int, a: Tensor, s: tuple, rows: Any, *, gradients_only: bool = False) -> Tensor:
         return a + (rows.ids[:, None] % 3 + rows.statistics[:, :1]) * s[0]

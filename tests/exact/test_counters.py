@@ -209,8 +209,8 @@ def undefined_is_nan(monkeypatch):
         buffer = make(self, shape, dtype)
         return buffer.fill_(float("nan")) if dtype.is_floating_point else buffer.fill_(0)
 
-    def create_nan(self, name, columns, zero, kept=None):
-        create(self, name, columns, False, kept)
+    def create_nan(self, name, columns, zero, *more):
+        create(self, name, columns, False, *more)
         self[name].fill_(float("nan"))
         if zero is not False:
             self[name][... if zero is True else zero] = 0
