@@ -198,5 +198,6 @@ def _blocks(x: Tensor, columns: int) -> tuple[Tensor, ...]:
 
 
 def _crossing(rows: Tensor, other: Tensor) -> int:
-    """Bytes of rows that cross a link to or from others: as numbers of whichever end has the narrower."""
-    return rows.numel() * min(rows.itemsize, other.itemsize)
+    """Bytes of a device's rows that cross a link to or from others: in the run's numbers, or in bfloat16 where the host
+    has them in it; what it has as the artifact does, in float32, is cast there."""
+    return rows.numel() * (other.itemsize if other.dtype == torch.bfloat16 else rows.itemsize)

@@ -14,6 +14,7 @@ import hongtu
 from hongtu.cli.main import main
 from tests import problems
 
+MODULE = "functions_to_infer"
 FUNCTIONS = """
 import torch
 from torch_geometric.nn import GCN
@@ -83,7 +84,7 @@ def test_a_function_and_weights_and_files_of_models(directory, capsys):
 
 
 def test_layers_take_what_a_run_from_python_left(directory):
-    functions = importlib.import_module("functions_to_infer")
+    functions = importlib.import_module(MODULE)
     trainer = hongtu.Trainer(directory, functions.layers(hongtu.open_artifact(directory)))
     trainer.fit(2, run_dir="run", save_every=1)
     expected = trainer.predict().numpy()

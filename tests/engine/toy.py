@@ -62,7 +62,7 @@ class Toy:
         z = x @ self.weights[stage]
         return [z, x @ self.logits[stage]] if self.attends and stage < len(self.logits) else [z]
 
-    def aggregate(self, layer: int, block: Any, z: Tensor, s: tuple, e: tuple) -> list[Tensor]:
+    def aggregate(self, layer: int, block: Any, z: Tensor, s: tuple, e: tuple = ()) -> list[Tensor]:
         assert torch.equal(block.sources[block.local_source.long()], block.sources.index_select(0, block.local_source))
         self.calls.append(("aggregate", layer, len(z)))
         weight, source, dst = block.edge_weight[:, None], z[block.local_source.long()], block.dst_of_edge
