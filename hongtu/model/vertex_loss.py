@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hongtu.errors import InputError, refused_as
 from hongtu.model.loss_terms import (
+    DEFAULT,
     KINDS,
     Losses,
     Unscored,
@@ -185,7 +186,8 @@ class MeanLoss:
             given = out.requires_grad_(), labels.to(dtype) if labels.is_floating_point() else labels
             shown = " and ".join(f"{name} {_form(x)}" for name, x in zip(("outputs", "targets"), given, strict=True))
             remedy = (
-                f"it is called with {shown}, and gives {count} losses; see docs/training.md for those that can be given"
+                f"it is called with {shown}, and gives {count} losses; loss={DEFAULT[self._task]!r} fits the labels, "
+                "and docs/training.md names others"
             )
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
                 losses = checked(title, loss(*given), count)
