@@ -193,7 +193,7 @@ REFUSED = {
         replaced(train_mask=np.full(24, 2, np.uint8)),
         None,
         [],
-        ["train_mask.npy: uint8", "save it as numpy.bool_", "--random-split"],
+        ["train_mask.npy: vertex 2 is there 24 times, expected distinct vertex numbers", "bool [24]", "--random-split"],
     ),
     "mask length": (
         replaced(test_mask=np.zeros(9, bool)),
