@@ -56,7 +56,7 @@ class Device(DeviceMemory):
         def move() -> None:
             start = perf_counter()
             self._copy_rows(src, src_index, dst, dst_index)
-            self._count(link, src if src.itemsize < dst.itemsize else dst, dst_index, start)
+            self._count(link, src if src.dtype == torch.bfloat16 else dst, dst_index, start)
 
         if len(dst_index):
             self.streams.load.run(move)

@@ -118,7 +118,8 @@ class CpuDevice(Device):
         if src.dtype == dst.dtype:
             super()._copy_rows(src, src_index, dst, dst_index)
             return
-        for here, there in zip(*(_blocks(index, src.shape[1]) for index in (src_index, dst_index)), strict=True):
+        step = max(1, CAST // max(src.shape[1], 1))
+        for here, there in zip(src_index.split(step), dst_index.split(step), strict=True):
             dst.index_copy_(0, there.long(), src.index_select(0, here).to(dst.dtype))
 
     def _add_to_peer(
@@ -164,7 +165,7 @@ class CpuDevice(Device):
         start = perf_counter()
         if rows.dtype != host.dtype:
             assert stores is True, "values have one writer"
-            host.copy_(rows) if index is None else _put(rows, host, index.long())
+            host.copy_(rows) if index is None else self._copy_rows(rows, torch.arange(len(rows)), host, index)
         elif isinstance(stores, np.ndarray):
             every = np.arange(len(rows), dtype=np.int32)
             self.kernels.put_rows(rows, every, host, every if index is None else index.numpy(), stores)
@@ -184,17 +185,6 @@ class CpuDevice(Device):
         start = perf_counter()
         self.kernels.put_rows(cache, slots.numpy(), host, rows, stores)
         self._count("flush", cache, slots, start)
-
-
-def _put(rows: Tensor, host: Tensor, index: Tensor) -> None:
-    """``host[index] = rows``, which have other numbers."""
-    for part, there in zip(*(_blocks(x, host.shape[1]) for x in (rows, index)), strict=True):
-        host.index_copy_(0, there, part.to(host.dtype))
-
-
-def _blocks(x: Tensor, columns: int) -> tuple[Tensor, ...]:
-    """Parts of a tensor for so many rows each that copies of them are little."""
-    return x.split(max(1, CAST // max(columns, 1)))
 
 
 def _crossing(rows: Tensor, other: Tensor) -> int:

@@ -199,23 +199,23 @@ class Executor(Instructions):
         item, keeping = self.host.dtype.itemsize, [p for p in self.program.train if p.keeps and p.packed]
         for p in keeping if not self._keeps else ():
             for i, device in enumerate(self.devices):
-                dtypes = {name: self._dtype(p.buffers[i][name].dtype) for name in p.packed}
+                dtypes = {name: self.host.torch_dtype(p.buffers[i][name].dtype) for name in p.packed}
                 device.keep_scripts(p.name, script_bytes(p, i, item), dtypes)
         self.host.keep_pinned(0 if self._keeps else kept_bytes(keeping, item))
         self._keeps = True
 
     def _allocate(self, p: PassProgram) -> None:
         for device, own, beside in zip(self.devices, p.buffers, p.staging, strict=True):
-            packed = {name: (own[name].shape, self._dtype(own[name].dtype)) for name in p.packed}
+            packed = {name: (own[name].shape, self.host.torch_dtype(own[name].dtype)) for name in p.packed}
             if packed:
                 device.prepare_script(p.name, p.sets, packed)
             for name, buffer in own.items():
                 if name not in packed:
-                    dtype = self._dtype(buffer.dtype)
+                    dtype = self.host.torch_dtype(buffer.dtype)
                     device.allocate(name, buffer.sets, buffer.shape, dtype, apart=buffer.padded)
             for name, buffer in beside.items():
                 if name not in packed:
-                    device.prepare_staging(name, buffer.sets, buffer.shape, self._dtype(buffer.dtype))
+                    device.prepare_staging(name, buffer.sets, buffer.shape, self.host.torch_dtype(buffer.dtype))
         self.host.staging(sum(device.staged_bytes for device in self.devices))
 
     def _coming(self, p: PassProgram) -> int:

@@ -14,7 +14,6 @@ from hongtu.model.embedding import VertexRows
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.layers.normalized import degree_factors
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.passes.definition import FEATURES
 
 
@@ -36,7 +35,7 @@ def make_host(
         host.keep_sparse(artifact.sparse_features)
     elif plan.has_memory(FEATURES):
         kept = plan.kept.get(FEATURES)
-        held = dtype if plan.host_dtype(FEATURES) == FLOAT else getattr(torch, plan.host_dtype(FEATURES))
+        held = host.torch_dtype(plan.host_dtype(FEATURES))
         if kept is None and pinned is None and dtype == held == torch.float32:
             rows = artifact.features
             assert rows is not None

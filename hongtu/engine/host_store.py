@@ -19,6 +19,7 @@ from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host import available_bytes
 from hongtu.kernels.rows import zero_rows
 from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.structure import FLOAT
 
 GATHERED = 16 << 20  # bytes of rows that are copied at a time
 
@@ -56,6 +57,10 @@ class HostStore:
             return self._keep(name, self._pool.take(tuple(tensor.shape), self.dtype).copy_(tensor))
         self._borrowed.add(name)
         return self._keep(name, tensor.to(self.dtype))
+
+    def torch_dtype(self, name: str) -> torch.dtype:
+        """What a plan calls so; "float" stands for the run's."""
+        return self.dtype if name == FLOAT else getattr(torch, name)
 
     def create(
         self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None,

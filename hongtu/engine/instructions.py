@@ -23,7 +23,6 @@ from hongtu.engine.messages import Messages
 from hongtu.model.network import Network
 from hongtu.nn.moments import Moments
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Copy, Ref
@@ -73,17 +72,14 @@ class Instructions:
         for x in body:
             getattr(self, x.verb)(x)
 
-    def _dtype(self, name: str) -> torch.dtype:
-        return self.host.dtype if name == FLOAT else getattr(torch, name)
-
     # -------------------------------------------------------------------------------------------- around the batches
 
     def place(self, x: moves.Place) -> None:
         if x.where == "host":
-            self.host.create(x.name, x.shape[0], x.zero, x.kept, x.rows[0], self._dtype(x.dtype))
+            self.host.create(x.name, x.shape[0], x.zero, x.kept, x.rows[0], self.host.torch_dtype(x.dtype))
             return
         for device, rows, at in zip(self.devices, x.rows, x.at or [None] * len(x.rows), strict=True):
-            buffer = device.place(x.name, (rows, *x.shape), self._dtype(x.dtype), at, apart=x.padded)
+            buffer = device.place(x.name, (rows, *x.shape), self.host.torch_dtype(x.dtype), at, apart=x.padded)
             if x.zero:
                 device.streams.compute.run(buffer.zero_)
 

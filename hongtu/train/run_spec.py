@@ -59,12 +59,7 @@ class RunSpec:
         title = f"host_dtype {self.host_dtype!r} (--host-dtype): "
         if self.dtype != torch.float32:
             raise InputError(f"{title}rows are narrower than float32, and dtype is {self.dtype}; leave one out")
-        for there, what in (
-            (
-                self.hardware.staged or self.backend.pinned is not None,
-                "GPUs read the host's rows in float32; use the CPU",
-            ),
-            (self.ranks.size > 1, "ranks send each other rows in float32; train in one process"),
-        ):
-            if there:
-                raise InputError(f"{title}{what}")
+        if self.hardware.staged or self.backend.pinned is not None:
+            raise InputError(f"{title}GPUs read the host's rows in float32; use the CPU")
+        if self.ranks.size > 1:
+            raise InputError(f"{title}ranks send each other rows in float32; train in one process")

@@ -103,7 +103,7 @@ class _Body:
             yield self._loss()
             incoming: tuple[str | None, ...] = (gradient(OUTPUT),)
         else:
-            names = (gradient(name) for name in (*self.gives, *self._given))
+            names = (gradient(name) for name in (*self.gives, *self.p.gives))
             incoming = tuple(name if name in p.gradients else None for name in names)
         if p.moments is not None and p.stage is not None:
             through = incoming[0]
@@ -160,14 +160,9 @@ class _Body:
 
     def _aggregate(self, *, graph: bool) -> Call:
         return call(
-            "aggregate", "z", *self.p.s, *self.p.states, gives=("a", *self._given), arrays=self.block,
+            "aggregate", "z", *self.p.s, *self.p.states, gives=("a", *self.p.gives), arrays=self.block,
             layer=self._layer, states=self.p.states, graph=graph,
         )  # fmt: skip
-
-    @property
-    def _given(self) -> tuple[str, ...]:
-        """The states that the aggregate gives edges."""
-        return self.p.gives
 
     def _cache(self, access: Literal["read"] | Stores) -> Ref:
         """The slots of the chunk's sources."""
