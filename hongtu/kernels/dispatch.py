@@ -123,6 +123,11 @@ def in_use() -> Kernels:
     return _for_cpu[-1]
 
 
+def kernels_key() -> tuple[Any, ...]:
+    """What tells apart the ways in which layers may run on CPU tensors now."""
+    return type(in_use()), getattr(in_use(), "plain", None), _as_on_gpu[-1]
+
+
 def kernels_for(tensor: Tensor) -> Kernels:
     """The kernels that run on a tensor."""
     return _on_gpu(tensor.get_device()) if tensor.is_cuda else _for_cpu[-1]

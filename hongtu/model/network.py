@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hongtu.graph.paper_edges import PaperEdges
 from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import storage_id
 from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
+from hongtu.model.fingerprint import Fingerprint
 from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve_all, wire, wire_edges
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
@@ -87,6 +89,8 @@ class Network:
         self._transform_first = [layer.transform_first for layer in self.layers]
         self._once_per_vertex = [layer.once_per_vertex for layer in self.layers]
         self._topology: Topology | None = None
+        self._fingerprint = Fingerprint([modules])
+        self._active: tuple[object, ...] = ()  # the choices that its modules have
         self.activate()
         readers = [index for index, layer in zip(self.layer_index, self.layers, strict=True) if layer.reads_input]
         sources = [tuple(number for number, of_edges in taken if not of_edges) for taken in every]
@@ -207,6 +211,9 @@ class Network:
 
     def activate(self) -> None:
         """Make this run's context and choices those of its modules; another run may have used them since."""
+        choices = self._transform_first, self._once_per_vertex, self._topology
+        if self._fingerprint.is_same() and all(map(is_, choices, self._active)):
+            return
         bind(self.modules, self.context)
         self._random = [is_random(module) or is_altered(module) for module in self.modules]
         parts = (*self.modules, *self.layers)
@@ -215,6 +222,8 @@ class Network:
             layer.transform_first, layer.once_per_vertex = first, once
             if self._topology is not None:
                 layer.read_graph(self._topology)
+        self._active = choices
+        self._fingerprint.see()
 
     def stage(
         self,

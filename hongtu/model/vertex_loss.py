@@ -164,6 +164,15 @@ class MeanLoss:
         return self.watch is None and all(isinstance(loss, PerVertex) and loss.is_torchs for loss in self._losses)
 
     @property
+    def known(self) -> list[Any] | None:
+        """What tells losses apart where all are torch's, else None: modules, which targets have holes, what labels are,
+        and the terms that weigh vertices."""
+        if not self.repeats:
+            return None
+        losses = [(loss.given, loss.has_holes) for loss in self._losses if isinstance(loss, PerVertex)]
+        return [self._task, self.trains, losses, [weight is not None for weight in self._weights]]
+
+    @property
     def modules(self) -> list[nn.Module]:
         """Those of which copies compute the losses; of a function with its arguments, the one that has these."""
         return [loss.given for loss in self._losses if isinstance(loss, PerVertex)]

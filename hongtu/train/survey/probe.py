@@ -7,7 +7,7 @@ with a loss as any chunk, in the mask of every term.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology, build_topology
-from hongtu.kernels.dispatch import as_on_gpu, in_use
+from hongtu.kernels.dispatch import as_on_gpu, in_use, kernels_key
 from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Network
@@ -33,6 +33,7 @@ from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.program.program import PassProgram
 from hongtu.plan.search.build import make_plan
+from hongtu.train.survey.digest import digest_of
 
 Correct = Callable[[str, int], int]
 
@@ -46,6 +47,9 @@ class Taken(NamedTuple):
     before: int
     behind: int
     most: int
+
+
+_probed: dict[Hashable, dict[str, Taken]] = {}
 
 
 def probe_workspace(
@@ -133,8 +137,47 @@ def _probe_view(
     dtype: torch.dtype,
     part: float | None = None,
 ) -> dict[str, Taken]:
-    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit."""
+    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit. Models
+    and losses of known classes are run once in a process for blocks of one size."""
     topology = _largest_block(view, plan.shape, 1.0 if part is None else part)
+    key = _key(plan, view, topology, network, loss, vertices, dtype, part)
+    if key in _probed:
+        return _probed[key]
+    taken = _run_probe(plan, view, topology, network, loss, vertices, dtype, part)
+    if key is not None:
+        _probed[key] = taken
+    return taken
+
+
+def _key(
+    plan: ExecutionPlan, view: Topology, block: Topology, network: Network, loss: MeanLoss | EdgeLoss | None,
+    vertices: int, dtype: torch.dtype, part: float | None,
+) -> Hashable | None:  # fmt: skip
+    """All that the memory of layers depends on there, or None where that is somebody's own."""
+    choice, sparse = plan.choice, plan.shape.sparse_input
+    model = digest_of(network.modules), digest_of(loss.known if isinstance(loss, MeanLoss) else type(loss))
+    if None in model:
+        return None
+    counts = [*block.chunk_start, len(block.local_source), block.in_edge_start[1], _most_with_loss(view, loss)]
+    if sparse is not None:
+        counts += [sparse.width, sparse.numbers(view).max()]
+    return (
+        model, network.transform_first, network.once_per_vertex, network.autocast, kernels_key(), dtype, vertices,
+        tuple(map(int, counts)), block.edge_weight is None, replace(plan.shape, sparse_input=None), plan.strategy,
+        choice.fuse, choice.save, plan.resident, choice.structure, choice.ordered, choice.staging, plan.apart, part,
+    )  # fmt: skip
+
+
+def _run_probe(
+    plan: ExecutionPlan,
+    view: Topology,
+    topology: Topology,
+    network: Network,
+    loss: MeanLoss | EdgeLoss | None,
+    vertices: int,
+    dtype: torch.dtype,
+    part: float | None,
+) -> dict[str, Taken]:
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
     shape = plan.shape
     if shape.sparse_input is not None:

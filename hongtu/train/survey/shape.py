@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
+from hongtu.kernels.dispatch import kernels_key
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.network import Network
+from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import key_bytes
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.train.survey.digest import digest_of
 from hongtu.train.survey.mixing import refuse_mixing
 from hongtu.train.survey.stages import Function, stage_sweeps
 from hongtu.train.survey.stepping import step_model
-from hongtu.train.survey.tracing import constant_layers, failures_named, trace
+from hongtu.train.survey.tracing import Traced, constant_layers, failures_named, trace
+
+
+class _Shown(NamedTuple):
+    """What a model showed on a few rows, the forms that its network has then among it."""
+
+    traced: Traced
+    forms: Forms
+    constant_layers: int
+    sweeps: tuple[tuple[Sweeps, Sweeps, Function], ...]
+
+
+_were_shown: dict[Hashable, _Shown] = {}
+_keep_rows_apart: set[Hashable] = set()
 
 
 def network_shape(
@@ -39,11 +56,8 @@ def network_shape(
         clips: gradients are changed before they are stepped by, or may be.
     """
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    traced = trace(network, artifact.feature_width, dtype, edges)
-    if looks:
-        weights = artifact.topology.edge_weight is not None
-        with failures_named(network, artifact.feature_width, edges):
-            refuse_mixing(network, artifact.feature_width, dtype, edges, weights=weights)
+    shown = _shown(network, artifact, dtype, edges, looks)
+    traced = shown.traced
     network.check_vertices(artifact.whole.num_vertices)
     layers, stepped = traced.layers, step_model(optimizer)
     copies = clips or stepped.changes
@@ -71,9 +85,34 @@ def network_shape(
         repeats=network.repeats and loss.repeats,
         learned_input=artifact.learns_features,
         sparse_input=artifact.sparse_features,
-        constant_layers=constant_layers(network, artifact.feature_width, dtype, edges),
-        stage_work=_stage_work(network, stage_sweeps(network, traced, artifact.feature_width, dtype, edges)),
+        constant_layers=shown.constant_layers,
+        stage_work=_stage_work(network, shown.sweeps),
     )
+
+
+def _shown(network: Network, artifact: Artifact, dtype: torch.dtype, edges: EdgeData, looks: bool) -> _Shown:
+    """What a model shows on a few rows. One of known classes is run once in a process."""
+    model, features = digest_of(network.modules), artifact.feature_width
+    key = model, features, dtype, edges, kernels_key()
+    of_sides = key, network.transform_first, network.once_per_vertex, network.autocast
+    known = _were_shown.get(of_sides)
+    if known is None:
+        traced = trace(network, features, dtype, edges)
+        forms = network.forms
+    network.forms = copy.deepcopy(forms if known is None else known.forms)
+    if looks:
+        weights = artifact.topology.edge_weight is not None
+        if (key, weights) not in _keep_rows_apart:
+            with failures_named(network, features, edges):
+                refuse_mixing(network, features, dtype, edges, weights=weights)
+            if model is not None:
+                _keep_rows_apart.add((key, weights))
+    if known is None:
+        constant = constant_layers(network, features, dtype, edges)
+        known = _Shown(traced, forms, constant, stage_sweeps(network, traced, features, dtype, edges))
+        if model is not None:
+            _were_shown[of_sides] = known
+    return known
 
 
 def check_edge_data(artifact: Artifact, network: Network) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import has_backward_hooks, hooks_of, is_dropout
 from hongtu.model.checks import check_module
+from hongtu.model.fingerprint import Fingerprint
 from hongtu.nn.layer import Layer
 
 OURS = {"training", "context", "site", "transform_first", "once_per_vertex"}  # attributes that planning and running set
@@ -31,10 +32,15 @@ class Witness:
         self._parts = _parts(modules)
         self._forms = _forms(modules)
         self._state = _state(losses)
+        self._has_numbers = any(loss.state_dict() for loss in losses)  # in losses, which somebody may write
+        self._fingerprint = Fingerprint([modules, *losses])
         self.look()
 
     def look(self) -> None:
         """Take the settings that are there for known: a run changes some itself."""
+        if self._fingerprint.is_same():
+            return
+        self._fingerprint.see()
         self._settings = {name: _settings(module) for name, module in self._model.named_modules()}
 
     def changed(self) -> bool:
@@ -43,6 +49,8 @@ class Witness:
         Raises:
             InputError: where it cannot be, naming the module and what to do.
         """
+        if not self._has_numbers and self._fingerprint.is_same():
+            return False
         self._refuse_other_parts()
         anew = False
         for name, module in self._model.named_modules():
