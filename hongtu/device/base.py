@@ -58,7 +58,7 @@ class Device(DeviceMemory):
             self._copy_rows(src, src_index, dst, dst_index)
             self._count(link, src if src.dtype == torch.bfloat16 else dst, dst_index, start)
 
-        if len(dst_index):
+        if dst_index.shape[0]:
             self.streams.load.run(move)
 
     def push_rows(
@@ -85,15 +85,15 @@ class Device(DeviceMemory):
 
     def zero_rows(self, cache: Tensor, slots: Tensor) -> None:
         """On ``compute``: ``cache[slots] = 0``."""
-        if len(slots):
+        if slots.shape[0]:
             self.streams.compute.run(lambda: self.kernels.zero_rows(cache, slots))
 
     def _copy_rows(self, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:
         self.kernels.copy_rows(src, src_index, dst, dst_index)
 
     def _count(self, link: str, rows: Tensor, index: Tensor, start: float) -> None:
-        nbytes = len(index) * rows.shape[1] * rows.itemsize
-        self.traffic.add(link, nbytes, len(index), perf_counter() - start)
+        count = index.shape[0]
+        self.traffic.add(link, count * rows.shape[1] * rows.itemsize, count, perf_counter() - start)
 
     def numbers(self, *shape: int) -> Tensor:
         """Float64 numbers on the device, one or so many: zeros for what runs on ``compute``."""

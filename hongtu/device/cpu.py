@@ -89,8 +89,8 @@ class CpuDevice(Device):
         self._saved = SavedMemory()
 
     @contextlib.contextmanager
-    def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:
-        with using(self.kernels), super().computing(name, chunk, always=always):
+    def computing(self, name: str = "", chunk: int = 0) -> Iterator[None]:
+        with using(self.kernels), super().computing(name, chunk):
             yield
 
     def drain(self) -> None:
@@ -143,8 +143,8 @@ class CpuDevice(Device):
         places: str = PLACES,
     ) -> Tensor:
         start, array = perf_counter(), source()
-        part = self.staging(name, number)[: len(array if index is None else index)]
-        if not len(part):
+        part = self.staging(name, number)[: (array.shape if index is None else index.shape)[0]]
+        if not part.shape[0]:
             return part
         if not isinstance(array, Tensor):
             part.numpy()[...] = array

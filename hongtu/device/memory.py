@@ -196,15 +196,15 @@ class DeviceMemory(ABC):
         return sets[number % len(sets)]
 
     @contextmanager
-    def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:
-        """Layers run inside: their time counts, and what they allocate counts against the budget.
+    def computing(self, name: str = "", chunk: int = 0) -> Iterator[None]:
+        """Layers run inside: their time counts, and what they allocate counts against the budget: in a pass, of the
+        chunks that a sample has.
 
         Args:
             name, chunk: the pass and chunk that they run on.
-            always: where a budget stands, it is counted; else it is where a sample has it.
         """
         start, live, budget = perf_counter(), self._workspace.live, self.budget is not None
-        counted = (always and (budget or not name)) or self._sample.takes(name, chunk, most=budget)
+        counted = not name or self._sample.takes(name, chunk, most=budget)
         self._running, self._counted = (name, chunk), counted
         with self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name)) or nullcontext():
             yield

@@ -185,8 +185,8 @@ class SimulatedDevice(StagedDevice):
         return poison(super()._make(shape, dtype))
 
     @contextmanager
-    def computing(self, name: str = "", chunk: int = 0, *, always: bool = True) -> Iterator[None]:
-        with using(self.kernels), super().computing(name, chunk, always=always):
+    def computing(self, name: str = "", chunk: int = 0) -> Iterator[None]:
+        with using(self.kernels), super().computing(name, chunk):
             yield
 
     def abandon(self) -> None:

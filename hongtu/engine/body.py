@@ -52,9 +52,8 @@ class Body:
     def run(self, x: Compute) -> None:
         """On ``compute``."""
         self.network.chunk = self.number
-        always = self.number in self.chunk.p.view.largest_chunks
         with (
-            self.device.computing(self.chunk.p.name, self.number, always=always),
+            self.device.computing(self.chunk.p.name, self.number),
             torch.set_grad_enabled(x.graph),
             saving(self.places) if x.saves else nullcontext(),
             knowing_hubs(),

@@ -128,16 +128,6 @@ class Topology:
         return np.array([np.diff(self.in_edge_start[a : b + 1]).max(initial=0) for a, b in pairs], dtype=np.int64)
 
     @cached_property
-    def largest_chunks(self) -> frozenset[int]:
-        """In every partition those with most destinations, sources and edges: what layers take grows with these."""
-        found: set[int] = set()
-        for amounts in (self.num_dst, self.num_sources, self.chunk_edges):
-            found |= set(
-                (amounts.reshape(self.partitions, -1).argmax(1) + np.arange(self.partitions) * self.chunks).tolist()
-            )
-        return frozenset(found)
-
-    @cached_property
     def miss_ratio(self) -> np.ndarray:
         """What ``locality.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
         first = int(self.chunk_edges.argmax())

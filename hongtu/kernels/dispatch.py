@@ -66,7 +66,10 @@ class NumbaKernels:
     ) -> None:
         for watch in _watching:
             watch(name, args)
-        arrays = [np.ascontiguousarray(arg.numpy()) if isinstance(arg, Tensor) else arg for arg in args]
+        arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in args]
+        apart = [k for k, arg in enumerate(args) if isinstance(arg, Tensor) and not arg.is_contiguous()]
+        for k in apart:
+            arrays[k] = np.ascontiguousarray(arrays[k])
         beside = []
         if twin is not None and self._runs_plainly(args):
             kernel = twin
@@ -74,13 +77,12 @@ class NumbaKernels:
             beside = [np.empty if _as_on_gpu[-1] else _counted_empty]
         with np.errstate(all="ignore"):  # an infinite number, or none, is the model's, as in torch
             kernel(*arrays, *beside)
-        for arg, array in zip(args, arrays, strict=True):
-            if isinstance(arg, Tensor) and not arg.is_contiguous():
-                arg.numpy()[...] = array
+        for k in apart:
+            args[k].numpy()[...] = arrays[k]
 
     def _runs_plainly(self, args: tuple[Any, ...]) -> bool:
         if self.plain is None:
-            return max(len(arg) for arg in args if isinstance(arg, Tensor)) <= SMALL
+            return max(arg.shape[0] for arg in args if isinstance(arg, Tensor)) <= SMALL
         return self.plain
 
 

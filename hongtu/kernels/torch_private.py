@@ -45,7 +45,8 @@ def hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling a module calls something else, too."""
-    return bool(hooks_of(module))
+    pre = module._forward_pre_hooks or module._backward_pre_hooks
+    return bool(pre or module._forward_hooks or module._backward_hooks)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -422,9 +422,15 @@ class Network:
         rows_given = [arg for arg in args if isinstance(arg, Tensor) and arg.ndim == 2]
         self.given = rows_given[0].shape[1] if rows_given else 0
         dense = self.autocast is not None and kind != AGGREGATE
-        # around one call, so that recomputation casts what forward did; widths do not depend on it
-        cast = torch.autocast(rows.ids.device.type, dtype=self.autocast) if dense else nullcontext()
-        with self.in_call(number, kind, rows), cast:
+        self._current = number
+        self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
+        draws = self.modules.training and self._random[number]
+        if draws or dense:
+            # around one call, so that recomputation casts what forward did; widths do not depend on it
+            cast = torch.autocast(rows.ids.device.type, dtype=self.autocast) if dense else nullcontext()
+            with self._seeded(number, kind, rows) if draws else nullcontext(), cast:
+                out = call(*args)
+        else:
             out = call(*args)
         out = _widened(out, args[0].dtype, {}) if dense else out
         if self.watch is not None:
@@ -437,35 +443,28 @@ class Network:
         return self.title(self._current)
 
     @contextmanager
-    def in_call(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
-        """Set the context of one call into module ``number``; reseed torch where the module may draw from it."""
-        self._current = number
-        self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
-        if self.modules.training and self._random[number]:
-            with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
-                seed = (
-                    torch.manual_seed if rows.ids.is_cuda else torch.default_generator.manual_seed
-                )  # 100 times faster
-                seed(dropout_key(self.context.seed, self.context.epoch, number, kind, self.chunk))
-                looks = self.must_not_draw or self.drawn is not None or number in self._anew
-                before = torch.get_rng_state() if looks else None
-                yield
-                if before is None or torch.equal(before, after := torch.get_rng_state()):
-                    return
-                if self.drawn is not None:
-                    self.drawn.append(after)
-                elif number in self._anew:
-                    raise InputError(
-                        f"{self.title(number)}: draws from torch's generator, and several layers compute what it gives "
-                        "edges anew, with other numbers; use hongtu.nn.Dropout, which draws by edge"
-                    )
-                else:
-                    raise InputError(
-                        f"{self.title(number)}: draws from torch's generator by chunk, and a vertex is in chunks of "
-                        "several ranks; use hongtu.nn.Dropout, which draws by vertex"
-                    )
-        else:
+    def _seeded(self, number: int, kind: int, rows: Rows) -> Iterator[None]:
+        """Reseed torch's generator for one call into module ``number``, which may draw from it."""
+        with torch.random.fork_rng(devices=[rows.ids.get_device()] if rows.ids.is_cuda else []):
+            seed = torch.manual_seed if rows.ids.is_cuda else torch.default_generator.manual_seed  # 100 times faster
+            seed(dropout_key(self.context.seed, self.context.epoch, number, kind, self.chunk))
+            looks = self.must_not_draw or self.drawn is not None or number in self._anew
+            before = torch.get_rng_state() if looks else None
             yield
+            if before is None or torch.equal(before, after := torch.get_rng_state()):
+                return
+            if self.drawn is not None:
+                self.drawn.append(after)
+            elif number in self._anew:
+                raise InputError(
+                    f"{self.title(number)}: draws from torch's generator, and several layers compute what it gives "
+                    "edges anew, with other numbers; use hongtu.nn.Dropout, which draws by edge"
+                )
+            else:
+                raise InputError(
+                    f"{self.title(number)}: draws from torch's generator by chunk, and a vertex is in chunks of "
+                    "several ranks; use hongtu.nn.Dropout, which draws by vertex"
+                )
 
     @contextmanager
     def without_autocast(self) -> Iterator[None]:

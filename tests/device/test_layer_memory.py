@@ -42,7 +42,7 @@ def test_a_device_counts_the_largest_chunk_in_every_epoch(budget: int | None) ->
     for epoch in range(2 * Sample.EVERY):
         device.reset_peaks()
         for chunk, floats in enumerate((10, 70, 30)):
-            with device.computing("forward 0", chunk, always=chunk == 1):
+            with device.computing("forward 0", chunk):
                 assert (_get_current_dispatch_mode() is not None) or epoch
                 torch.ones(floats)
         assert device.workspace_peak == 4 * (70 + 5 * len(stays)) and device.peak == device.workspace_peak
@@ -60,7 +60,7 @@ def test_operations_are_looked_at_only_where_somebody_counts_or_replaces_them() 
     for run in range(2):
         for name, operation in (("forward 0", torch.mm), ("fused 1", torch.add)):
             for chunk in range(2):
-                with device.computing(name, chunk, always=False):
+                with device.computing(name, chunk):
                     looked[run, name, chunk] = _get_current_dispatch_mode() is not None
                     assert torch.equal(operation(a, a), a + a + 1 if operation is torch.mm else a + a)
     assert all(looked[0, name, chunk] for name in ("forward 0", "fused 1") for chunk in range(2))
