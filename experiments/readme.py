@@ -117,8 +117,9 @@ def systems(rows: list[Row]) -> list[str]:
             memory = f" and {ours[0]['process_bytes'] / best['process_bytes']:.2f}x the memory"
         form = "torch_geometric's fastest form" if len({row["system"] for row in others}) > 1 else "torch_geometric"
         text = (
-            f"{what[0].removesuffix('.artifact')}, {what[1]}, {what[2]} layers of {what[3]}, no budget: {seconds:.3f} s an "
-            f"epoch (the fastest). That is {seconds / _fastest(best):.2f}x the time{memory} of {form} ({best['system']})"
+            f"{what[0].removesuffix('.artifact')}, {what[1]}, {what[2]} layers of {what[3]}, no budget: "
+            f"{seconds:.3f} s an epoch (the fastest). That is {seconds / _fastest(best):.2f}x the time{memory} of "
+            f"{form} ({best['system']})"
         )
         by_system = {row["system"]: row for row in own}
         for system, other in (("dgl", "DGL"), ("dense", "the model's matrix products alone in torch")):
