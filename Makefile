@@ -23,7 +23,7 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 SPARSE := tests/device/test_torch_sparse.py tests/nn/test_block.py tests/preprocess tests/bench tests/pyg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test test-all test-floor torch-sparse bounds bench gpu-check gpu-more docs lint format clean
+.PHONY: help demo package test test-all test-dev test-floor torch-sparse bounds bench gpu-check gpu-more docs lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ test: $(VENV)/.dev  ## run tests of everything that needs no GPU, a few cases of
 
 test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU (REST=1: those that `make test` leaves out)
 	$(TESTS) $(if $(REST),--rest)
+
+test-dev: $(VENV)/.dev  ## `make test` in Python's development mode, where a warning of this repository's code is an error
+	PYTHONDEVMODE=1 $(TESTS) --sample -o 'filterwarnings=error:::(hongtu|tests|experiments)(\.|$$)'
 
 test-floor: $(FLOOR).txt  ## `make test` with the lowest versions that pyproject.toml names, in an environment of its own
 	$(MAKE) test VENV=$(FLOOR) CONSTRAINTS=$(FLOOR).txt

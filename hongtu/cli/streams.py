@@ -30,14 +30,12 @@ def own_streams() -> None:
             assert os.open(os.devnull, os.O_RDWR) == number  # the lowest that is free
             os.set_inheritable(number, True)
     if sys.stderr is None:  # so Python says that one was closed
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = os.fdopen(2, "w", closefd=False)
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = os.fdopen(1, "w", closefd=False)
         return
-    number, terminal = os.dup(1), sys.stdout.isatty()
-    sys.stdout = Printed(
-        os.fdopen(number, "wb"), sys.stdout.encoding, errors="backslashreplace", line_buffering=terminal
-    )
+    terminal, binary = sys.stdout.isatty(), os.fdopen(os.dup(1), "wb", closefd=False)  # open until the process ends
+    sys.stdout = Printed(binary, sys.stdout.encoding, errors="backslashreplace", line_buffering=terminal)
     os.dup2(2, 1)
 
 

@@ -198,10 +198,15 @@ def _reach(gpu: int, used: Sequence[int]) -> tuple[Callable[[Tensor], bool], Cal
             adds |= {peer} if reachable and atomic else set()
             if not (reachable and atomic):
                 what = "add to" if reachable else "reach"
-                warnings.warn(f"cuda:{gpu} cannot {what} cuda:{peer}: those rows take a detour", stacklevel=5)
+                warnings.warn(
+                    f"cuda:{gpu} cannot {what} cuda:{peer}: torch copies those rows, which is slower", stacklevel=5
+                )
     reads_host = driver.attribute(gpu, "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM")
     if not reads_host:
-        warnings.warn(f"cuda:{gpu} cannot read host memory at its own address: those rows take a detour", stacklevel=5)
+        warnings.warn(
+            f"cuda:{gpu} cannot read host memory at the host's address: the host gathers rows and copies them",
+            stacklevel=5,
+        )
 
     def reaches(tensor: Tensor) -> bool:
         return tensor.get_device() in reads if tensor.is_cuda else reads_host and tensor in REGISTERED

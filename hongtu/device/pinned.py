@@ -53,9 +53,7 @@ class Registered:
         given = driver.answer(gpu, lambda: driver.bindings().cuMemHostUnregister(start))
         if int(given[0]) != 0:
             self._stuck.append(memory)
-            warnings.warn(
-                f"the driver does not give up {len(memory)} bytes of pinned memory: {given[0]!r}", stacklevel=2
-            )
+            warnings.warn(f"the driver failed to unpin {len(memory)} bytes of host memory: {given[0]!r}", stacklevel=2)
 
 
 REGISTERED = Registered()
@@ -86,7 +84,7 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype, near: Sequence[str] = (),
         in_parts(lambda part: _touch(array[part]), len(array), nbytes)
     if not REGISTERED.add(array, memory, gpu):
         warnings.warn(
-            f"the driver refused to pin {nbytes} bytes of host memory: rows are gathered by the host, which is slow; "
+            f"the driver refused to pin {nbytes} bytes of host memory: the host gathers rows, which is slow; "
             "raise the limit of locked memory (`ulimit -l unlimited`)",
             stacklevel=2,
         )

@@ -67,7 +67,7 @@ def check_module(index: int, module: nn.Module) -> None:
         if definer.__module__.split(".")[0] not in ("hongtu", "torch", "torch_geometric"):
             raise InputError(
                 f"{title}: its own forward would not run, for the statistics are those of the whole graph; define "
-                "normalize of a hongtu.nn.Normalization, or give what forward adds as a module beside it"
+                "normalize of a hongtu.nn.Normalization, or put what forward adds into a module before or after it"
             )
         return
     parts = module.expand() if isinstance(module, Layer) else []

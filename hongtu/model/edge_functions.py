@@ -114,8 +114,8 @@ class EdgesLeft:
         masks = [other for other in node.all_input_nodes if self._is_mask(other)]
         if masks and (others != masks or first not in values or item is not masks[0] or first in self.by):
             raise InputError(
-                f"{title}.forward calls {label(node)} with the mask that {DROP_EDGES} returns, which only picks what "
-                "lies beside edges, as edge_attr[mask]"
+                f"{title}.forward calls {label(node)} with the mask that {DROP_EDGES} returns, which may only "
+                "index tensors of edges, as edge_attr[mask]"
             )
         if masks:
             values[node], base[node], self.by[node] = values[first], base[first], self.by[masks[0]]

@@ -182,8 +182,8 @@ class _Edges:
             if not may_lack or hasattr(layer, "encode_edges"):
                 raise InputError(
                     f"{title}: the forward hands {wanted.name} on as edge_attr, and {self._artifact.path} has no "
-                    f"{_FILES[wanted.name]}; give the Data an {wanted.name}, or save {_FILES[wanted.name]}.npy beside "
-                    "edges.npy, and preprocess again"
+                    f"{_FILES[wanted.name]}; give the Data an {wanted.name}, or save {_FILES[wanted.name]}.npy in the "
+                    "directory of edges.npy, and preprocess again"
                 )
             return False
         self._note_optional(wanted)

@@ -46,7 +46,7 @@ class EdgeTargets(EdgeLoss):
         if not self._pairs.has("train"):
             raise InputError("LinkLoss: targets without edges; pass the edges that have them, in their order")
         if given.negatives != LinkLoss.negatives:
-            raise InputError("LinkLoss: negatives beside targets, which all edges have; leave one of them out")
+            raise InputError("LinkLoss: both negatives and targets, which replace negatives; leave one of them out")
         self.task = target_task(given.targets)
         whole = {"train": given.targets, "val": given.val_targets, "test": given.test_targets}
         self._targets = {split: self._checked(split, x) for split, x in whole.items() if self._pairs.has(split)}

@@ -69,7 +69,9 @@ class LinkPairs:
         self._known: tuple[np.ndarray, np.ndarray] | None = None
         self._train_shares = False
         if given.filtered and (self._shared or "val" in self._fixed or "test" in self._fixed):
-            raise InputError("LinkLoss: filtered beside negatives of val or test, and ranks among all; leave one out")
+            raise InputError(
+                "LinkLoss: both filtered, which ranks among all vertices, and negatives of val or test; leave one out"
+            )
         if self._shared and given.sees_relations:
             raise InputError(
                 "LinkLoss: negative edges of a split are of all its edges, whose relations differ, and the decoder "
@@ -206,7 +208,7 @@ class LinkPairs:
 
     def _share(self, split: str, pairs: Any) -> np.ndarray:
         if split not in self._edges or split in self._fixed:
-            given = "beside its own negatives" if split in self._fixed else "without its edges"
+            given = "together with its own negatives" if split in self._fixed else "without its edges"
             raise InputError(f"LinkLoss: negative edges of {split} {given}; pass edges, and one kind of negatives")
         return self._renumbered(f"negative {split}", pairs)
 

@@ -29,6 +29,14 @@ def shell(script, folder, **environment):
     )
 
 
+@pytest.mark.parametrize(
+    "command", ["--version", "train --help", "--help >&-", "generate citation g --vertices 40 --edges 60"]
+)
+def test_a_command_leaves_nothing_open(command, tmp_path):
+    done = shell(HONGTU.replace(" -m ", " -X dev -W error::ResourceWarning -m ") + f" {command}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.long
 @pytest.mark.most(2)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/null"])

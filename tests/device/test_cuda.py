@@ -151,7 +151,7 @@ def test_host_memory_is_reached_where_it_is_registered_at_its_own_address(fake):
     reaches, _ = module._reach(0, [0])
     assert reaches(rows) and reaches(rows[2:]) and not reaches(other)
     fake.able = False
-    with pytest.warns(UserWarning, match="cuda:0 cannot read host memory at its own address"):
+    with pytest.warns(UserWarning, match="cuda:0 cannot read host memory at the host's address"):
         reaches, _ = module._reach(0, [0])
     assert not reaches(rows)
 

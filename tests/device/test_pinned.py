@@ -61,7 +61,7 @@ def test_what_the_driver_does_not_give_up_stays_mapped(fake):
     rows = pinned((10,), torch.float32)
     address = rows.data_ptr()
     fake.unregister = UNKNOWN
-    with pytest.warns(UserWarning, match="does not give up 40 bytes of pinned memory: 999"):
+    with pytest.warns(UserWarning, match="failed to unpin 40 bytes of host memory: 999"):
         del rows
         gc.collect()
     kept = module.REGISTERED._stuck.pop()

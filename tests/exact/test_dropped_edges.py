@@ -214,7 +214,7 @@ class Wrong(torch.nn.Module):
         ("always", "calls dropout_edge so that it drops in evaluation, too; pass training=self.training"),
         ("pairs", "force_undirected=True, and an edge does not know its reverse"),
         ("two ways", "calls conv with edges in two forms"),
-        ("count", "calls sum with the mask that dropout_edge returns, which only picks"),
+        ("count", "calls sum with the mask that dropout_edge returns, which may only"),
         ("changed", "calls max with what dropout_edge has left of the edges' values; do that first"),
         ("all weights", "with what all edges have, or with those of two calls; pick by its mask"),
     ],

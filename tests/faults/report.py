@@ -62,7 +62,7 @@ def _sum(rows: list[dict]) -> dict:
 
 def table(rows: list[dict]) -> str:
     """In Markdown, with what the rows ran on."""
-    lines = ["| fault | must come of it | tries | losses | seeds and counts |", "|---|---|---:|---:|---|"]
+    lines = ["| fault | expected outcome | trials | failures | seeds and counts |", "|---|---|---:|---:|---|"]
     for row in rows:
         cells = (row["fault"], row["expected"], f"{row['tries']:,}", f"{len(row['losses']):,}", row["note"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

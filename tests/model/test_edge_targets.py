@@ -201,7 +201,7 @@ def test_ratings_of_a_random_link_split():
     [
         (lambda: hongtu.LinkLoss(targets=RATINGS), "targets without edges; pass the edges"),
         (lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS[:5]), r"targets float32 \(5,\), expected numbers for"),
-        (lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS, negatives=3), "negatives beside targets"),
+        (lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS, negatives=3), "both negatives and targets"),
         (lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES), "the decoder has 1 columns, the labels have 4"),
         (
             lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES, val_edges=some_edges(9), decoder=Decoder(4)),

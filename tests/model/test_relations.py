@@ -164,7 +164,7 @@ def test_train_edges_among_the_negatives_of_val():
         (
             {"edges": some_edges(), "edge_type": KIND, "val_edges": some_edges(9), "val_edge_type": KIND[:9],
              "val_negatives": np.zeros((9, 4), int), "filtered": True},
-            "filtered beside negatives of val or test",
+            "both filtered, which ranks among all vertices",
         ),
     ],
 )  # fmt: skip

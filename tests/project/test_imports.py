@@ -127,6 +127,11 @@ for line in (
     "info a --verify --json",
 ):
     assert main(line.split()) == 0, line
+import importlib, pkgutil
+for room in ("graph", "preprocess", "plan"):
+    package = importlib.import_module(f"hongtu.{room}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 from hongtu.graph.artifact import open_artifact
 from hongtu.plan.report import lookahead_summary
 print(sorted(lookahead_summary(open_artifact("a").topology)))

@@ -214,7 +214,7 @@ WRONG = {
     "edge features of another width": (
         lambda: hongtu.Trainer(problems.prepare(problems.edge_data(), 1, 1), [hnn.GATConv(6, 3, edge_dim=9)]),
         f"those of edges {problems.EDGE_COLUMNS}): mat1 and mat2",
-        "must be what comes before gives",
+        "must be that of the output before it",
     ),
     "a GPU of torch's where none is": (lambda: make(device=torch.device("cuda")), "no CUDA GPU", "hongtu doctor"),
     "CUDA where none is": (lambda: make(device="cuda"), "no CUDA GPU", "hongtu doctor"),
@@ -444,7 +444,7 @@ WRONG = {
     "a square convolution of another width": (
         lambda: make([hnn.PyGLayer(pyg.EdgeConv(nn.Linear(16, C)), square=True)]),
         "layers[0] (PyGLayer) failed on a small graph, given rows of 6 columns",
-        "its input width must be what comes before gives",
+        "its input width must be that of the output before it",
     ),
     "a convolution that needs positions": (
         lambda: hnn.PyGLayer(pyg.PointNetConv(nn.Linear(F + 3, C))),

@@ -194,8 +194,8 @@ def _check(conv: torch.nn.Module) -> None:
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     if len([argument for argument in needed if argument not in beside]) > 2:
         raise ValueError(
-            f"PyGLayer({name}): its forward needs {', '.join(needed)}, and a layer has rows, edges, and what lies "
-            f"beside edges; {remedy}"
+            f"PyGLayer({name}): its forward needs {', '.join(needed)}, and a layer has rows, edges, and weights, "
+            f"features and types of edges; {remedy}"
         )
 
 

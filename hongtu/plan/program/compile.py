@@ -57,7 +57,7 @@ def _eager(plan: PlannedMemory, train: tuple[PassProgram, ...]) -> str:
     if not plan.strategy.capture:
         return "the strategy captures nothing"
     if not plan.slabs:
-        return "the plan has no slab: planned buffers have no places of their own"
+        return "plan.slabs is empty: planned buffers have no fixed addresses"
     return next((f"{p.name}: {p.needs_host} needs the host" for p in train if p.needs_host), "")
 
 

@@ -86,8 +86,8 @@ def failures_named(network: Network, features: int, edges: EdgeData) -> Iterator
         of_edges = f", those of edges {edges.features}" if edges.features else ""
         raise InputError(
             f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
-            f"{features}{of_edges}): {text}; it must take any number of rows, which a "
-            "reshape keeps apart in the first dimension, and its input width must be what comes before gives"
+            f"{features}{of_edges}): {text}; it must take any number of rows, keep them "
+            "in the first dimension, and its input width must be that of the output before it"
         ) from error
 
 
