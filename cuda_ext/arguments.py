@@ -5,8 +5,7 @@ Legend: D destinations, E edges, F columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -112,13 +111,13 @@ def lane_elements(dtype: torch.dtype, *multiples: int) -> int:
 _without_hubs = [0]  # address of an indptr; 0: of none
 
 
-@contextmanager
-def knowing_hubs() -> Iterator[None]:
+class knowing_hubs:
     """Until the end of this, ``has_no_hub`` holds, or as long as it is of another indptr."""
-    _without_hubs.append(0)
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        _without_hubs.append(0)
+
+    def __exit__(self, *error: object) -> None:
         _without_hubs.pop()
 
 

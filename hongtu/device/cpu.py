@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from time import perf_counter
 
@@ -86,12 +85,7 @@ class CpuDevice(Device):
     ) -> None:
         streams = Streams(Inline(), Inline(), Inline(), Inline(), disk or Inline())
         super().__init__(name, budget, traffic, streams, kernels, substitutes())
-        self._saved = SavedMemory()
-
-    @contextlib.contextmanager
-    def computing(self, name: str = "", chunk: int = 0) -> Iterator[None]:
-        with using(self.kernels), super().computing(name, chunk):
-            yield
+        self._saved, self.cpu_kernels = SavedMemory(), kernels
 
     def drain(self) -> None:
         self.streams.disk.record().synchronize("drain: the disk has taken all")

@@ -26,7 +26,7 @@ from hongtu.device.staged import StagedDevice
 from hongtu.device.streams import Event, Streams
 from hongtu.hardware import H200
 from hongtu.host import available_bytes
-from hongtu.kernels.dispatch import CudaKernels, Kernels, using
+from hongtu.kernels.dispatch import CudaKernels, Kernels
 from hongtu.metrics import Traffic
 
 SLOWEST = 1e-5  # a queue's share of the turns, beside that of the quickest
@@ -175,7 +175,7 @@ class SimulatedDevice(StagedDevice):
     ) -> None:
         where = torch.device("cpu")
         super().__init__(name, budget, traffic, streams, kernels, where, poisoned, lambda tensor: not detours)
-        self._scheduler = scheduler
+        self._scheduler, self.cpu_kernels = scheduler, kernels
         self._staging_pool = Poisonous(poisoned, room=available_bytes)
 
     def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -183,11 +183,6 @@ class SimulatedDevice(StagedDevice):
 
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return poison(super()._make(shape, dtype))
-
-    @contextmanager
-    def computing(self, name: str = "", chunk: int = 0) -> Iterator[None]:
-        with using(self.kernels), super().computing(name, chunk):
-            yield
 
     def abandon(self) -> None:
         self._scheduler.drop_all()

@@ -65,10 +65,10 @@ class Body:
     def call(self, x: Call) -> None:
         """Run one kernel."""
         here = self.registers
-        takes = [None if name is None else here[name] for name in x.takes]
-        at = {} if x.at is None else {"at": x.at}
-        found: Iterable[Any] = getattr(self, x.kernel)(*takes, **at, **x.settings) or ()
-        here.update((name, rows) for name, rows in zip(x.gives, found, strict=True) if name is not None)
+        found: Iterable[Any] = getattr(self, x.kernel)(*[here[name] for name in x.takes], **x.keywords) or ()
+        for name, rows in zip(x.gives, found, strict=True):
+            if name is not None:
+                here[name] = rows
         for name in x.drops:
             del here[name]
 

@@ -80,7 +80,7 @@ class Chunk:
         rows: those that the pass computes.
         index: int32 [D], their positions among its vertices, or None where they are all of these.
         num_dst: D.
-        registers: tensors by name.
+        registers: tensors by name; None has none.
     """
 
     def __init__(self, at: Partition, p: PassProgram, i: int, batch: int, number: int, set: int) -> None:
@@ -89,7 +89,11 @@ class Chunk:
         self.first, self.end = (int(x) for x in p.view.chunk_start[number : number + 2])
         self.rows, self.index = p.view.destinations(number), p.view.row_in_chunk(number)
         self.num_dst = int(p.view.num_dst[number])
-        self.registers: dict[str, Any] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Have nothing at hand; what was stays with the body that works on it."""
+        self.registers: dict[str | None, Any] = {None: None}
 
     def bare(self) -> Chunk:
         """The same with nothing at hand, for who works on it when its batch is over: what layers took is free then."""

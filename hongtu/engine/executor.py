@@ -25,6 +25,8 @@ from hongtu.plan.program.predict import kept_bytes, placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.ranks.together import Together
 
+LINKED = 1 << 10  # batches, of all passes, whose chunks are kept from epoch to epoch
+
 
 class Spot(NamedTuple):
     """Where a run is: in which pass, module, chunk (i, j) and batch."""
@@ -75,6 +77,7 @@ class Executor(Instructions):
         ]
         super().__init__(networks, host, devices, loss, partitions, num_graph_vertices, ranks, messages, disk)
         self.program, self._most, self._keeps = program, most, False
+        self._linked: dict[tuple[str, int], list[Chunk]] = {}  # by pass and batch
         self.repeats = Repeats(program, partitions, host, recorder)
         self.seconds: dict[str, float] = {}
 
@@ -180,15 +183,24 @@ class Executor(Instructions):
             for body, at in ((p.recalls, step), (p.body, step - p.ahead)):
                 if body and 0 <= at < len(p.order):
                     self._turn, self._batch = turns[at % len(turns)].of(at), p.order[at]
-                    self._chunks = [
-                        Chunk(self.partitions[i], p, i, self._batch, number, self._turn.set)
-                        for i, number in p.busy(self._batch)
-                    ]
+                    self._chunks = self._chunks_of(p)
                     self._run(body)
+                    for chunk in self._chunks:
+                        chunk.begin()
             if self.disk is not None:
                 self._chunks = []
                 most = trim_beyond(most)
         self._chunks = []
+
+    def _chunks_of(self, p: PassProgram) -> list[Chunk]:
+        """The chunks of the current batch; they are the same in every epoch, and kept where they are few."""
+        found = self._linked.get((p.name, self._batch))
+        if found is None:
+            busy, batch = p.busy(self._batch), self._batch
+            found = [Chunk(self.partitions[i], p, i, batch, number, self._turn.set) for i, number in busy]
+            if len(self._linked) < LINKED and self.disk is None:
+                self._linked[p.name, batch] = found
+        return found
 
     def _drain(self) -> None:
         for device in self.devices:

@@ -11,10 +11,10 @@ where it counts as what layers allocate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, cuda, empty, uint8
@@ -27,8 +27,6 @@ from hongtu.cuda_ext.arguments import has_rows
 from hongtu.cuda_ext.arguments import knowing_hubs as knowing_hubs
 from hongtu.hardware import LANE, padded
 from hongtu.kernels import attention, gates, graph_attention, reductions, reference, rows, sums, transposes
-
-T = TypeVar("T")
 
 
 class Kernels(Protocol):
@@ -66,19 +64,24 @@ class NumbaKernels:
     ) -> None:
         for watch in _watching:
             watch(name, args)
-        arrays = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in args]
-        apart = [k for k, arg in enumerate(args) if isinstance(arg, Tensor) and not arg.is_contiguous()]
-        for k in apart:
-            arrays[k] = np.ascontiguousarray(arrays[k])
-        beside = []
+        arrays, apart = [], []
+        for arg in args:
+            if isinstance(arg, Tensor):
+                rows = arg.numpy()
+                if not arg.is_contiguous():
+                    apart.append((rows, rows := np.ascontiguousarray(rows)))
+                arrays.append(rows)
+            else:
+                arrays.append(arg)
         if twin is not None and self._runs_plainly(args):
-            kernel = twin
+            with np.errstate(all="ignore"):  # an infinite number, or none, is the model's, as in torch
+                twin(*arrays)
         elif getattr(kernel, "takes_empty", False):
-            beside = [np.empty if _as_on_gpu[-1] else _counted_empty]
-        with np.errstate(all="ignore"):  # an infinite number, or none, is the model's, as in torch
-            kernel(*arrays, *beside)
-        for k in apart:
-            args[k].numpy()[...] = arrays[k]
+            kernel(*arrays, np.empty if _as_on_gpu[-1] else _counted_empty)
+        else:
+            kernel(*arrays)
+        for rows, copied in apart:
+            rows[...] = copied
 
     def _runs_plainly(self, args: tuple[Any, ...]) -> bool:
         if self.plain is None:
@@ -135,23 +138,27 @@ def kernels_for(tensor: Tensor) -> Kernels:
     return _on_gpu(tensor.get_device()) if tensor.is_cuda else _for_cpu[-1]
 
 
-@contextmanager
-def _pushed(stack: list[T], value: T) -> Iterator[None]:
-    stack.append(value)
-    try:
-        yield
-    finally:
-        stack.pop()
+class _Pushed:
+    """While it is entered, a value is the last of a stack."""
+
+    def __init__(self, stack: list[Any], value: Any) -> None:
+        self._stack, self._value = stack, value
+
+    def __enter__(self) -> None:
+        self._stack.append(self._value)
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.pop()
 
 
 def using(chosen: Kernels) -> AbstractContextManager[None]:
     """Run these kernels on CPU tensors."""
-    return _pushed(_for_cpu, chosen)
+    return _Pushed(_for_cpu, chosen)
 
 
 def watching(call: Callable[[str, tuple[Any, ...]], None]) -> AbstractContextManager[None]:
     """Inside, show the name and the arguments of every kernel that runs on CPU tensors."""
-    return _pushed(_watching, call)
+    return _Pushed(_watching, call)
 
 
 def on_numba(tensor: Tensor) -> bool:
@@ -166,7 +173,7 @@ def has_numba_kernel(tensor: Tensor) -> bool:
 
 def as_on_gpu(wanted: bool = True) -> AbstractContextManager[None]:
     """Inside, CPU tensors do without the kernels that only the CPU has, and so take the memory that a GPU's would."""
-    return _pushed(_as_on_gpu, wanted)
+    return _Pushed(_as_on_gpu, wanted)
 
 
 def new_rows(like: Tensor, count: int, columns: int, *, zero: bool = False) -> Tensor:

@@ -319,15 +319,13 @@ class Network:
         if self._writes[layer]:
             a, s = a.clone(), tuple(part.clone() for part in s)
         rows = rows.seen(layer.drops_weights)
-        with self._only_gradients(gradients_only, layer):
-            return self._run(number, AGGREGATE, rows, layer.combine, a, self._pack(index, s))
+        return self._run_for(gradients_only, layer, number, AGGREGATE, rows, layer.combine, a, self._pack(index, s))
 
-    @contextmanager
-    def _only_gradients(self, wanted: bool, layer: Layer) -> Iterator[None]:
-        """Nobody looks at what a layer of our own returns inside."""
-        self.context.gradients_only = wanted and self.watch is None and layer.built_in
+    def _run_for(self, gradients_only: bool, layer: Layer, *call: Any) -> Any:
+        """As ``_run``; of what a layer of our own returns, nobody may look at the numbers."""
+        self.context.gradients_only = gradients_only and self.watch is None and layer.built_in
         try:
-            yield
+            return self._run(*call)
         finally:
             self.context.gradients_only = False
 
@@ -367,8 +365,8 @@ class Network:
         number, layer = self.layer_index[index], self.layers[index]
         source = self.wiring.sources[number][0] if self._begins(index) else number
         h = self._taken(source, index, known, given, layer)
-        with self._only_gradients(gradients_only, layer):
-            result = self._run(number, TRANSFORM, rows.seen(layer.drops_weights), layer.transform, h)
+        seen = rows.seen(layer.drops_weights)
+        result = self._run_for(gradients_only, layer, number, TRANSFORM, seen, layer.transform, h)
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"{self.title(number)}: transform must return the pair (z, s)")
         z, s_out = result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -239,6 +240,11 @@ class Call(Instruction):
     @property
     def verb(self) -> str:  # type: ignore[override]
         return self.kernel
+
+    @cached_property
+    def keywords(self) -> dict[str, Any]:
+        """What it is called with beside the registers that it takes."""
+        return self.settings if self.at is None else {"at": self.at, **self.settings}
 
     @property
     def arguments(self) -> list[str]:
