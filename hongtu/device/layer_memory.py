@@ -102,11 +102,11 @@ class WorkspaceTracker(Operations):
 class Sample:
     """Which chunks of a pass are counted: counting takes as long as the operations of a small chunk.
 
-    All are the first time that they run; where a budget stands also the one that took the most, and of the others every
-    so manieth in turn. The others take the most that they took when they were counted.
+    All are the first time that they run; then every ``EVERY``-th time, not all at once, and where a budget stands the
+    one that took the most every ``OFTEN``-th. Otherwise they take the most that they took when they were counted.
     """
 
-    EVERY = 32
+    EVERY, OFTEN = 32, 8
 
     def __init__(self) -> None:
         self._runs: Counter[tuple[str, int]] = Counter()
@@ -115,9 +115,10 @@ class Sample:
         self._substituting: set[str] = set()  # passes
 
     def takes(self, name: str, chunk: int, *, most: bool) -> bool:
-        """Whether to count the next run of a chunk in a pass; ``most``: because it took the most, too."""
+        """Whether to count the next run of a chunk in a pass; ``most``: the one that took the most more often."""
         runs = self._runs[name, chunk]
-        return runs == 0 or (runs + chunk) % self.EVERY == 0 or (most and chunk == self._most[name][1])
+        often = most and runs > 0 and chunk == self._most[name][1]
+        return runs == 0 or (runs + chunk) % (self.OFTEN if often else self.EVERY) == 0
 
     def took(self, name: str, chunk: int, live: int) -> int:
         """The bytes that are live at most where a chunk is not counted in a pass. What one that was not counted leaves

@@ -85,7 +85,7 @@ class Body:
 
     def _own(self, at: Ref) -> Tensor:
         assert isinstance(at.rows, OwnRows)
-        before, first, end = map(at.rows.at, (self.at.first, self.chunk.first, self.chunk.end))
+        before, (first, end) = at.rows.at(self.at.first), self.chunk.span(at.rows)
         return self.device.buffer(at.tensor)[first - before : end - before]
 
     def pick(self, rows: Tensor, index: Tensor, *, buffer: str) -> tuple[Tensor]:

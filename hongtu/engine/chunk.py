@@ -89,6 +89,7 @@ class Chunk:
         self.first, self.end = (int(x) for x in p.view.chunk_start[number : number + 2])
         self.rows, self.index = p.view.destinations(number), p.view.row_in_chunk(number)
         self.num_dst = int(p.view.num_dst[number])
+        self._spans: dict[OwnRows, tuple[int, int]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -122,9 +123,17 @@ class Chunk:
         """Whether the chunk's rows of a host tensor are, of which only some may be."""
         return kept is None or kept.has(self.i, self.first)
 
+    def span(self, rows: Selection) -> tuple[int, int]:
+        """Where its rows of a tensor begin and end among all."""
+        if rows is DESTINATIONS or not isinstance(rows, OwnRows):
+            return self.first, self.end
+        if rows not in self._spans:
+            self._spans[rows] = rows.at(self.first), rows.at(self.end)
+        return self._spans[rows]
+
     def on_host(self, ref: Ref) -> Tensor:
         """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
-        first, end = (ref.rows.at(v) if isinstance(ref.rows, OwnRows) else v for v in (self.first, self.end))
+        first, end = self.span(ref.rows)
         if self.in_memory(ref.kept):
             return self.host.rows(ref.tensor, first, end)
         return self.device.beside(f"disk {ref.tensor}", self.set)[: end - first]

@@ -174,10 +174,19 @@ class Picks:
     def by_peer(self, device: int, batch: int) -> list[tuple[int, slice]]:
         """Every peer with its range among these, the next device first: no two devices visit one peer at a time (paper
         section 5)."""
+        if (device, batch) in self._peers:
+            return self._peers[device, batch]
         m = len(self.devices)
         ends = np.searchsorted(self.column("peer", device, batch), range(m + 1)).tolist()
         peers = [(device + k) % m for k in range(1, m + 1)]
-        return [(peer, slice(ends[peer], ends[peer + 1])) for peer in peers if ends[peer] < ends[peer + 1]]
+        found = [(peer, slice(ends[peer], ends[peer + 1])) for peer in peers if ends[peer] < ends[peer + 1]]
+        self._peers[device, batch] = found
+        return found
+
+    @functools.cached_property
+    def _peers(self) -> dict[tuple[int, int], list[tuple[int, slice]]]:
+        """Of every device and batch that was asked for."""
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
