@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_results
+from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_processes, gpu_results
 from experiments.gpu_parts import Part
 from tests import kernel_parity
 
@@ -119,6 +119,55 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
     steps(monkeypatch, [python("other", "print('{}')")])
     _, rows = check(monkeypatch, tmp_path, "--seconds", "0.5")
     assert rows["other"]["status"] == "no time left"
+
+
+@pytest.mark.parametrize("cut", ['{"part": "next", "sta', '{"part": "next"}\n{"par', "\0\0\0"])
+def test_a_row_that_was_cut_loses_no_other(monkeypatch, tmp_path, cut):
+    """As where a call is killed while it writes."""
+    steps(monkeypatch, [python("good", "print(1)")], [python("next", "print(2)")])
+    check(monkeypatch, tmp_path, "--only", "good")
+    with open(tmp_path / "work" / "gpu-check.jsonl", "a") as rows:
+        rows.write(cut)
+    _, rows = check(monkeypatch, tmp_path, "--seconds", "30")
+    begun = [json.loads(row)["part"] for row in (tmp_path / "out" / "gpu-check.jsonl").read_text().splitlines()]
+    assert rows["good"]["said"] == "1" and rows["next"]["said"] == "2" and begun.count("good") == 1
+
+
+@pytest.mark.parametrize("full", ["out", "work"])
+def test_what_cannot_be_written_ends_no_call(monkeypatch, tmp_path, capsys, full):
+    """A file where ``--out`` should be, and a row that the disk has no room for."""
+    steps(monkeypatch, [python("good", "print(1)")], [python("next", "print(2)")])
+    if full == "out":
+        (tmp_path / "out").write_text("")
+    else:
+        (tmp_path / "work" / "gpu-check.jsonl").mkdir(parents=True)
+        monkeypatch.setattr(gpu_check, "kept", lambda path: [])
+    with pytest.raises((NotADirectoryError, IsADirectoryError)):  # only where the test looks
+        check(monkeypatch, tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("done") == 2 and "cannot be written" in said
+
+
+def test_a_process_that_the_driver_holds_is_not_waited_for(monkeypatch):
+    process, limits = gpu_processes.begin(("sleep", "60"), None, None), []
+    wait = process.wait
+
+    def held(limit=None):
+        limits.append(limit)
+        raise subprocess.TimeoutExpired("sleep", limit)
+
+    monkeypatch.setattr(process, "wait", held)
+    gpu_processes.end(process)
+    assert limits == [10] and wait(10) == -signal.SIGKILL
+
+
+def test_a_tool_that_cannot_be_executed_is_left_out(monkeypatch, tmp_path):
+    tool = tmp_path / "ncu"
+    tool.write_text("")
+    steps(monkeypatch, [Part("counters", (str(tool),), 5)], [python("next", "print(2)")])
+    code, rows = check(monkeypatch, tmp_path)
+    assert rows["counters"]["status"] == "left out" and "Permission denied" in rows["counters"]["why"]
+    assert rows["next"]["status"] == "done" and code == 0
 
 
 @pytest.mark.long
