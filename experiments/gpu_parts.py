@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from experiments.gpu_check import Check
 
-PYTHON, EAGER = sys.executable, ("--eager",)
+PYTHON, EAGER, WORKERS = sys.executable, ("--eager",), ("-p", "xdist", "-n", "4")
 KERNELS = {
     "rows": ("TestRows",),
     "csc": ("TestCsc",),
@@ -26,7 +26,7 @@ TRAINING = {
     "captured in memory": ("captured_epochs and memory",),
     "captured out of core": ("captured_epochs and core",),
     "four partitions": ("single_precision and m4n8",),
-    "float64": ("is_exact or same_numbers",),
+    "float64": ("is_exact or same_numbers", *WORKERS),
 }
 RUNS = {"eager": EAGER, "captured": (), "torch_geometric": ("--pyg",), "eager in 25%": (*EAGER, "--memory", "25%"),
         "captured in 25%": ("--memory", "25%")}  # fmt: skip
@@ -84,7 +84,7 @@ def first(check: Check) -> Iterator[list[Part]]:
         for name, more in TRAINING.items()
     ]  # fmt: skip
     doctor = Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30)
-    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, "-p", "xdist", "-n", "4"), doctor]
+    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, *WORKERS), doctor]
     yield [measured(options, "links", 25)]
     yield [measured(options, "rates", 25)]
     vertices = options.vertices if check.artifact(f"artifact of {options.vertices}", options.seconds / 10) else small

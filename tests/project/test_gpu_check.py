@@ -438,14 +438,16 @@ def test_what_hangs_in_a_test_says_in_which():
     """Of pytest alone, where the line of a test that is under way has no end, and of its workers, which say both."""
     said = ["tests/gpu/a.py::test_a[gcn-in memory] PASSED      [ 50%]", "tests/gpu/a.py::test_a[gat-in memory] "]
     assert gpu_results.reason(None, "\n".join(said), STACKS, "took too long") == (
-        "took too long: tests/gpu/a.py::test_a[gat-in memory]: in a.py, line 46 in synchronize"
+        "took too long: tests/gpu/a.py::test_a[gat-in memory]: 1 passed: in a.py, line 46 in synchronize"
     )
     said = [
         "tests/a.py::TestB::test_c[1] ",
         "tests/a.py::TestB::test_c[2] ",
         "[gw0] [ 50%] PASSED tests/a.py::TestB::test_c[2] ",
     ]
-    assert gpu_results.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]"
+    assert (
+        gpu_results.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]: 1 passed"
+    )
     over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
     assert gpu_results.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
     assert gpu_results.reason(None, "", "", "took too long") == "took too long"

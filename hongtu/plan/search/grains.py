@@ -72,7 +72,7 @@ def _paired(plans: Sequence[ExecutionPlan]) -> list[ExecutionPlan]:
 
 
 def probed(plan: ExecutionPlan, probe: Probe) -> dict[str, int]:
-    """What layers take in each pass, remembered in ``topology.memo``: whether buffers lie in a slab is nothing to them."""
+    """What layers take in each pass, remembered in ``topology.memo``: a slab of buffers is nothing to them."""
     key, memo = ("probed", plan.choice.fuse, plan.apart), plan.topology.memo
     if key not in memo:
         memo[key] = probe(plan)
