@@ -142,7 +142,7 @@ def test_what_cannot_be_written_ends_no_call(monkeypatch, tmp_path, capsys, full
     else:
         (tmp_path / "work" / "gpu-check.jsonl").mkdir(parents=True)
         monkeypatch.setattr(gpu_check, "kept", lambda path: [])
-    with pytest.raises((NotADirectoryError, IsADirectoryError)):  # only where the test looks
+    with pytest.raises((NotADirectoryError, FileNotFoundError)):  # only where the test looks
         check(monkeypatch, tmp_path)
     said = capsys.readouterr().out
     assert said.count("done") == 2 and "cannot be written" in said
@@ -276,6 +276,23 @@ def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_pa
     _, rows = check(monkeypatch, tmp_path)
     assert not subprocess.run(sleeping, capture_output=True).stdout and not alive(int(copy.read_text()))
     assert rows["good"]["status"] == rows["next"]["status"] == "done"
+
+
+@pytest.mark.parametrize("said", ["", "24GiB"])
+def test_parts_on_a_gpu_have_the_allocator_of_a_run_and_the_memory_that_the_host_grows_to(tmp_path, said):
+    names = "HONGTU_HOST_MEMORY", "PYTORCH_CUDA_ALLOC_CONF"
+    script = (
+        f"import sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        f"code = 'import os; print([os.environ[name] for name in {names}])'\n"
+        "gpu_check.first = lambda check: [[Part('says', (sys.executable, '-c', code), 20)]]\ngpu_check.main()\n"
+    )
+    (tmp_path / "check.py").write_text(script)
+    command = [sys.executable, "check.py", "--out", "out", "--work", "work", "--device", "cuda"]
+    environment = {name: value for name, value in os.environ.items() if name not in names} | {"PYTHONPATH": str(ROOT)}
+    environment |= {"HONGTU_HOST_MEMORY": said} if said else {}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    row = json.loads((tmp_path / "out" / "gpu-check.jsonl").read_text())
+    assert row["said"] == str([said or "96GiB", "expandable_segments:True"])
 
 
 def alive(process):
