@@ -282,8 +282,8 @@ def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_pa
 def test_parts_on_a_gpu_have_the_allocator_of_a_run_and_the_memory_that_the_host_grows_to(tmp_path, said):
     names = "HONGTU_HOST_MEMORY", "PYTORCH_CUDA_ALLOC_CONF"
     script = (
-        f"import sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
-        f"code = 'import os; print([os.environ[name] for name in {names}])'\n"
+        "import sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        f'code = "import os; print([os.environ[name] for name in {names}])"\n'
         "gpu_check.first = lambda check: [[Part('says', (sys.executable, '-c', code), 20)]]\ngpu_check.main()\n"
     )
     (tmp_path / "check.py").write_text(script)
