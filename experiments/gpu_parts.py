@@ -90,7 +90,8 @@ def first(check: Check) -> Iterator[list[Part]]:
     vertices = options.vertices if check.artifact(f"artifact of {options.vertices}", options.seconds / 10) else small
     for model in ("gcn", "gat"):
         for name, more in RUNS.items():
-            yield [epochs(options, vertices, f"{model} {name}", "--model", model, *more)]
+            limit = 60 if "--memory" in more else 40  # planning within a budget takes longest
+            yield [epochs(options, vertices, f"{model} {name}", "--model", model, *more, limit=limit)]
 
 
 def more(check: Check) -> Iterator[list[Part]]:
@@ -142,7 +143,7 @@ def measured(options: argparse.Namespace, what: str, limit: int) -> Part:
     return Part(what, (PYTHON, "-m", "experiments.gpu_links", what, "--device", options.device, *size), limit)
 
 
-def epochs(options: argparse.Namespace, vertices: int, name: str, *more: str, limit: int = 40) -> Part:
+def epochs(options: argparse.Namespace, vertices: int, name: str, *more: str, limit: int) -> Part:
     artifact, alike = f"artifact of {vertices}", f"{more[1]} of {vertices}"
     command = (PYTHON, "-m", "experiments.gpu_epoch", str(options.work / artifact), "--device", options.device)
     captures = "--eager" not in more and "--pyg" not in more

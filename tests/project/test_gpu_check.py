@@ -56,6 +56,8 @@ def test_epochs_and_rates_on_a_simulated_device(monkeypatch, tmp_path):
     assert {name: row["status"] for name, row in rows.items()} == done and code == 0
     for name in ("gcn eager", "gcn captured"):
         result = rows[name]["result"]
+        printed = (tmp_path / "work" / f"{name}.out").read_text().splitlines()
+        assert len(printed) == 1 + 3 and "predicted" in json.loads(printed[0])
         assert result["counted_is_predicted"] and result["slab"] in (True, False) and result["scripts"]
         assert "captures" in result["captured"]  # the reason
         assert result["vertices"] == 300 and result["losses"] == pytest.approx(rows[names[-1]]["result"]["losses"])
