@@ -14,6 +14,7 @@ Needs what `hongtu` needs, pytest and torch_geometric, and no package registry.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import resource
@@ -33,12 +34,13 @@ import numpy as np
 from experiments.gpu_parts import Part, first, more
 from experiments.gpu_processes import MARK, SIGNALS, begin, end, end_left_behind, kill
 from experiments.gpu_results import WARNED, line, reason, result_of
-from hongtu.bench.records import append, read
+from hongtu.bench.records import append
+from hongtu.errors import OutputError
 
 DONE, LEFT_OUT, SLOW, ENDED, DIFFERS = "done", "left out", "took too long", "the call ended", "losses differ"
 HANGS = 1 / 3  # what has printed nothing for so much of its limit hangs; else it is slow
 TOLERANCE = 1e-4  # of losses, relative
-LONGEST = 200_000  # characters of a part in the log
+LONGEST = 100_000  # characters of a part in the log
 BROKEN = re.compile("CUDA error|CUDA_ERROR_(?!OUT_OF_MEMORY)")  # as torch and as cuda-bindings say it
 
 
@@ -64,7 +66,7 @@ class Check:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.begun = options, time.monotonic()
-        self.known: dict[str, dict[str, Any]] = {row["part"]: row for row in read(options.work / "gpu-check.jsonl")}
+        self.known: dict[str, dict[str, Any]] = {row["part"]: row for row in kept(options.work / "gpu-check.jsonl")}
         self.late: list[Part] = []
         self._running: list[Running] = []
         self._beside: Running | None = None  # of these, that from ``late``
@@ -127,8 +129,8 @@ class Check:
         with open(files[0], "wb") as stdout, open(files[1], "wb") as stderr:
             try:
                 process = begin(part.command, stdout, stderr, more, part.forked and on_gpu(self.options))
-            except FileNotFoundError:
-                return self._note(row | {"status": LEFT_OUT, "why": f"there is no {part.command[0]} here"})
+            except OSError as error:
+                return self._note(row | {"status": LEFT_OUT, "why": f"{part.command[0]} cannot run here: {error}"})
         run = Running(part, process, files, start, start + min(part.limit * self.options.slow, left), row)
         self._running.append(run)
         return run
@@ -142,7 +144,7 @@ class Check:
         end(run.process)
         self._running.remove(run)
         printed, errors = (file.read_text(errors="replace") for file in run.files)
-        with open(self.options.work / "gpu-check.log", "a") as log:
+        with suppress(OSError), open(self.options.work / "gpu-check.log", "a") as log:
             log.write(f"=== {run.part.name}: {' '.join(run.part.command)}\n{printed[-LONGEST:]}\n")
             log.write(f"--- stderr\n{errors[-LONGEST:]}\n")
         row = run.row | {"begun": round(run.start - self.begun, 1), "seconds": round(time.monotonic() - run.start, 1)}
@@ -168,16 +170,31 @@ class Check:
 
     def _note(self, row: dict[str, Any]) -> None:
         self.known[row["part"]] = row
-        append(self.options.work / "gpu-check.jsonl", row)
         print(line(row), flush=True)
-        self._report()
+        self._report(row)
 
-    def _report(self) -> None:
+    def _report(self, row: dict[str, Any] | None = None) -> None:
         work, out = self.options.work, self.options.out
-        (work / "gpu-check.txt").write_text("\n".join(map(line, self.known.values())) + "\n")
-        for name in ("gpu-check.jsonl", "gpu-check.txt", "gpu-check.log"):
-            if (work / name).exists():
-                shutil.copyfile(work / name, out / name)
+        try:
+            if row is not None:
+                append(work / "gpu-check.jsonl", row)
+            (work / "gpu-check.txt").write_text("\n".join(map(line, self.known.values())) + "\n")
+            for name in ("gpu-check.jsonl", "gpu-check.txt", "gpu-check.log"):
+                if (work / name).exists():
+                    shutil.copyfile(work / name, out / name)
+        except (OSError, OutputError) as error:  # a full disk costs no part
+            print(f"cannot be written: {error}", flush=True)
+
+
+def kept(path: Path) -> list[dict[str, Any]]:
+    """Rows of earlier calls; a line that one which was killed left unfinished goes."""
+    lines, rows = path.read_text(errors="replace").splitlines() if path.exists() else [], []
+    for text in lines:
+        with suppress(ValueError):
+            rows.append(json.loads(text))
+    if len(rows) < len(lines):
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return rows
 
 
 def on_gpu(options: argparse.Namespace) -> bool:
@@ -202,8 +219,9 @@ def main() -> None:
     options = parser.parse_args()
     options.seconds = options.seconds or (390 if options.more else 300)
     options.out, options.work = options.out.resolve(), options.work.resolve()
-    for folder in (options.out, options.work):
-        folder.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # rows are printed, and kept in --work
+        options.out.mkdir(parents=True, exist_ok=True)
     if on_gpu(options):
         if os.environ.get(MARK) != str(options.work):  # what marks a process is what it began with, copies included
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {MARK: str(options.work)})

@@ -2,10 +2,11 @@
 
     python -m experiments.gpu_epoch ARTIFACT --model gcn [--memory 25%] [--eager] [--pyg] [--device cuda|simulated]
 
-One JSON object, printed anew after every epoch, so that the last line holds whatever is known. All runs start from the
-same parameters, so that their losses can be compared. `--pyg`: torch_geometric in memory, with CSR matrices where it
-has them for a model, for edge by edge a message takes a row. `--timeline` adds, for one more epoch, the share of its
-time in which each CUDA stream has work and none has ("idle"), and the kernels that took longest.
+One JSON object, printed when there is a plan and anew after every epoch, so that the last line holds whatever is known.
+All runs start from the same parameters, so that their losses can be compared. `--pyg`: torch_geometric in memory, with
+CSR matrices where it has them for a model, for edge by edge a message takes a row. `--timeline` adds, for one more
+epoch, the share of its time in which each CUDA stream has work and none has ("idle"), and the kernels that took
+longest.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def main() -> None:
         "chunks": plan.topology.chunks, "resident": sorted(plan.resident),
         "predicted_seconds": predict_seconds(plan, trainer.hardware).to_dict(),
     }  # fmt: skip
+    print(json.dumps(row), flush=True)  # where an epoch hangs, and shows that planning did not
 
     def step() -> float:
         record = trainer.train_epoch()

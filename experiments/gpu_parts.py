@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from experiments.gpu_check import Check
 
-PYTHON, EAGER = sys.executable, ("--eager",)
+PYTHON, EAGER, WORKERS = sys.executable, ("--eager",), ("-p", "xdist", "-n", "4")
 KERNELS = {
     "rows": ("TestRows",),
     "csc": ("TestCsc",),
@@ -26,7 +26,7 @@ TRAINING = {
     "captured in memory": ("captured_epochs and memory",),
     "captured out of core": ("captured_epochs and core",),
     "four partitions": ("single_precision and m4n8",),
-    "float64": ("is_exact or same_numbers",),
+    "float64": ("is_exact or same_numbers", *WORKERS),
 }
 RUNS = {"eager": EAGER, "captured": (), "torch_geometric": ("--pyg",), "eager in 25%": (*EAGER, "--memory", "25%"),
         "captured in 25%": ("--memory", "25%")}  # fmt: skip
@@ -84,13 +84,14 @@ def first(check: Check) -> Iterator[list[Part]]:
         for name, more in TRAINING.items()
     ]  # fmt: skip
     doctor = Part("environment", (PYTHON, "-m", "hongtu", "doctor", "--json"), 30)
-    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, "-p", "xdist", "-n", "4"), doctor]
+    yield [*training, tests("kernels", "test_cuda_kernels.py", 90, *WORKERS), doctor]
     yield [measured(options, "links", 25)]
     yield [measured(options, "rates", 25)]
     vertices = options.vertices if check.artifact(f"artifact of {options.vertices}", options.seconds / 10) else small
     for model in ("gcn", "gat"):
         for name, more in RUNS.items():
-            yield [epochs(options, vertices, f"{model} {name}", "--model", model, *more)]
+            limit = 60 if "--memory" in more else 40  # planning within a budget takes longest
+            yield [epochs(options, vertices, f"{model} {name}", "--model", model, *more, limit=limit)]
 
 
 def more(check: Check) -> Iterator[list[Part]]:
@@ -99,15 +100,14 @@ def more(check: Check) -> Iterator[list[Part]]:
     if check.known:
         yield from first(check)
     vertices = 4 * options.vertices
-    check.late.append(made(options, vertices, 240))
+    check.late += [made(options, options.vertices, 120), made(options, vertices, 240)]
     sanitizer = ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9")
     checked = tests("sanitizer", "test_training.py", 150, "-k", FEW, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     counters = ("ncu", "--clock-control", "none", "--csv", "-k", "regex:csc_aggregate_f|copy_rows", "-c", "12")
     counters += ("--section", "SpeedOfLight", "--section", "MemoryWorkloadAnalysis", "--section", "Occupancy")
-    yield [  # torch's cache is left out, for nothing in it is out of bounds
-        replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True, forked=False),
-        Part("counters", (*counters, *measured(options, "rates", 0).command), 90, needs_gpu=True),
-    ]
+    yield [Part("counters", (*counters, *measured(options, "rates", 0).command), 90, needs_gpu=True)]
+    # torch's cache is left out, for nothing in it is out of bounds
+    yield [replace(checked, command=(*sanitizer, *checked.command), needs_gpu=True, forked=False)]
     if not check.artifact(f"artifact of {vertices}", options.seconds / 2):
         vertices = options.vertices
     for share in ("25%", "10%"):
@@ -143,7 +143,7 @@ def measured(options: argparse.Namespace, what: str, limit: int) -> Part:
     return Part(what, (PYTHON, "-m", "experiments.gpu_links", what, "--device", options.device, *size), limit)
 
 
-def epochs(options: argparse.Namespace, vertices: int, name: str, *more: str, limit: int = 40) -> Part:
+def epochs(options: argparse.Namespace, vertices: int, name: str, *more: str, limit: int) -> Part:
     artifact, alike = f"artifact of {vertices}", f"{more[1]} of {vertices}"
     command = (PYTHON, "-m", "experiments.gpu_epoch", str(options.work / artifact), "--device", options.device)
     captures = "--eager" not in more and "--pyg" not in more

@@ -96,9 +96,10 @@ def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKI
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End it, with all that it has started."""
+    """End it, with all that it has started; what the driver does not let go is not waited for."""
     kill(process)
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(10)
 
 
 def run_all(command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], limit: float) -> int | None:

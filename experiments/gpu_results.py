@@ -45,14 +45,16 @@ def counters(lines: list[str]) -> dict[str, float]:
 
 
 def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
-    """Why a part failed: the tests that did, or how it ended, with the tests that were under way and the line of Python
-    at which it was, or else its last words."""
+    """Why a part failed: the tests that did, or how it ended, with the tests that were under way, how many had passed
+    and the line of Python at which it was, or else its last words."""
     lines = printed.splitlines()
     failed = [text for text in lines if text.startswith(("FAILED ", "ERROR "))]
     if failed:
         return f"{len(failed)} failed, first {failed[0][:300]}"
     tests = {found[0]: OVER.search(text) for text in lines if (found := TEST.search(text))}
     last = [test for test, over in tests.items() if not over][:3]
+    passed = sum(over is not None and over[0] == "PASSED" for over in tests.values())
+    last += [f"{passed} passed"] if passed and last else []
     last += [f"in {found[1]}" for found in [WHERE.search(errors)] if found]
     said = [text for text in (*lines, *errors.splitlines()) if text.strip() and not text.startswith("{")]
     last = last or (RAISED.findall(errors) or said)[-1:]

@@ -274,6 +274,24 @@ def test_caches_fill_the_budget(budget):
 
 
 @models
+@pytest.mark.parametrize("hardware", [SLOW, STAGED], ids=["CPU", "GPU"])
+@pytest.mark.parametrize(
+    "strategy", [FULL, replace(FULL, fuse_last_layer=False), PAPER], ids=["full", "apart", "paper"]
+)
+def test_layers_run_once_for_all_plans_in_which_they_do_the_same(model, strategy, hardware):
+    """In groups of a size, with the last layer fused or not; that buffers lie in a slab is nothing to them."""
+    seen, chunks = [], topology()
+
+    def counted(plan):
+        seen.append((plan.topology.chunks, plan.choice.fuse))
+        return probe(plan)
+
+    plan_run(chunks, other_order(chunks), MODELS[model], strategy, 1 << 30, counted, hardware)
+    assert len(seen) == len(set(seen)) and {fuse for _, fuse in seen} == {False, strategy.fuse_last_layer}
+    assert not chunks.memo, "another run's layers may take more"
+
+
+@models
 @pytest.mark.parametrize("budget", [None, 1.0, 1.5, 4.0])
 def test_one_gpu_that_does_captured_passes_again_pays_no_dispatch(model, budget):
     """Chunks that Python would take long to start; what moves and is computed costs as much as ever."""

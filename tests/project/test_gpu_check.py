@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_results
+from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_processes, gpu_results
 from experiments.gpu_parts import Part
 from tests import kernel_parity
 
@@ -56,6 +56,8 @@ def test_epochs_and_rates_on_a_simulated_device(monkeypatch, tmp_path):
     assert {name: row["status"] for name, row in rows.items()} == done and code == 0
     for name in ("gcn eager", "gcn captured"):
         result = rows[name]["result"]
+        printed = (tmp_path / "work" / f"{name}.out").read_text().splitlines()
+        assert len(printed) == 1 + 3 and "predicted" in json.loads(printed[0])
         assert result["counted_is_predicted"] and result["slab"] in (True, False) and result["scripts"]
         assert "captures" in result["captured"]  # the reason
         assert result["vertices"] == 300 and result["losses"] == pytest.approx(rows[names[-1]]["result"]["losses"])
@@ -119,6 +121,55 @@ def test_rows_outlive_an_emptied_out_and_only_what_failed_is_run_again(monkeypat
     steps(monkeypatch, [python("other", "print('{}')")])
     _, rows = check(monkeypatch, tmp_path, "--seconds", "0.5")
     assert rows["other"]["status"] == "no time left"
+
+
+@pytest.mark.parametrize("cut", ['{"part": "next", "sta', '{"part": "next"}\n{"par', "\0\0\0"])
+def test_a_row_that_was_cut_loses_no_other(monkeypatch, tmp_path, cut):
+    """As where a call is killed while it writes."""
+    steps(monkeypatch, [python("good", "print(1)")], [python("next", "print(2)")])
+    check(monkeypatch, tmp_path, "--only", "good")
+    with open(tmp_path / "work" / "gpu-check.jsonl", "a") as rows:
+        rows.write(cut)
+    _, rows = check(monkeypatch, tmp_path, "--seconds", "30")
+    begun = [json.loads(row)["part"] for row in (tmp_path / "out" / "gpu-check.jsonl").read_text().splitlines()]
+    assert rows["good"]["said"] == "1" and rows["next"]["said"] == "2" and begun.count("good") == 1
+
+
+@pytest.mark.parametrize("full", ["out", "work"])
+def test_what_cannot_be_written_ends_no_call(monkeypatch, tmp_path, capsys, full):
+    """A file where ``--out`` should be, and a row that the disk has no room for."""
+    steps(monkeypatch, [python("good", "print(1)")], [python("next", "print(2)")])
+    if full == "out":
+        (tmp_path / "out").write_text("")
+    else:
+        (tmp_path / "work" / "gpu-check.jsonl").mkdir(parents=True)
+        monkeypatch.setattr(gpu_check, "kept", lambda path: [])
+    with pytest.raises((NotADirectoryError, FileNotFoundError)):  # only where the test looks
+        check(monkeypatch, tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("done") == 2 and "cannot be written" in said
+
+
+def test_a_process_that_the_driver_holds_is_not_waited_for(monkeypatch):
+    process, limits = gpu_processes.begin(("sleep", "60"), None, None), []
+    wait = process.wait
+
+    def held(limit=None):
+        limits.append(limit)
+        raise subprocess.TimeoutExpired("sleep", limit)
+
+    monkeypatch.setattr(process, "wait", held)
+    gpu_processes.end(process)
+    assert limits == [10] and wait(10) == -signal.SIGKILL
+
+
+def test_a_tool_that_cannot_be_executed_is_left_out(monkeypatch, tmp_path):
+    tool = tmp_path / "ncu"
+    tool.write_text("")
+    steps(monkeypatch, [Part("counters", (str(tool),), 5)], [python("next", "print(2)")])
+    code, rows = check(monkeypatch, tmp_path)
+    assert rows["counters"]["status"] == "left out" and "Permission denied" in rows["counters"]["why"]
+    assert rows["next"]["status"] == "done" and code == 0
 
 
 @pytest.mark.long
@@ -227,6 +278,23 @@ def test_a_killed_call_leaves_its_rows_and_nobody_on_the_gpu(monkeypatch, tmp_pa
     _, rows = check(monkeypatch, tmp_path)
     assert not subprocess.run(sleeping, capture_output=True).stdout and not alive(int(copy.read_text()))
     assert rows["good"]["status"] == rows["next"]["status"] == "done"
+
+
+@pytest.mark.parametrize("said", ["", "24GiB"])
+def test_parts_on_a_gpu_have_the_allocator_of_a_run_and_the_memory_that_the_host_grows_to(tmp_path, said):
+    names = "HONGTU_HOST_MEMORY", "PYTORCH_CUDA_ALLOC_CONF"
+    script = (
+        "import sys\nfrom experiments import gpu_check\nfrom experiments.gpu_parts import Part\n"
+        f'code = "import os; print([os.environ[name] for name in {names}])"\n'
+        "gpu_check.first = lambda check: [[Part('says', (sys.executable, '-c', code), 20)]]\ngpu_check.main()\n"
+    )
+    (tmp_path / "check.py").write_text(script)
+    command = [sys.executable, "check.py", "--out", "out", "--work", "work", "--device", "cuda"]
+    environment = {name: value for name, value in os.environ.items() if name not in names} | {"PYTHONPATH": str(ROOT)}
+    environment |= {"HONGTU_HOST_MEMORY": said} if said else {}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    row = json.loads((tmp_path / "out" / "gpu-check.jsonl").read_text())
+    assert row["said"] == str([said or "96GiB", "expandable_segments:True"])
 
 
 def alive(process):
@@ -389,14 +457,16 @@ def test_what_hangs_in_a_test_says_in_which():
     """Of pytest alone, where the line of a test that is under way has no end, and of its workers, which say both."""
     said = ["tests/gpu/a.py::test_a[gcn-in memory] PASSED      [ 50%]", "tests/gpu/a.py::test_a[gat-in memory] "]
     assert gpu_results.reason(None, "\n".join(said), STACKS, "took too long") == (
-        "took too long: tests/gpu/a.py::test_a[gat-in memory]: in a.py, line 46 in synchronize"
+        "took too long: tests/gpu/a.py::test_a[gat-in memory]: 1 passed: in a.py, line 46 in synchronize"
     )
     said = [
         "tests/a.py::TestB::test_c[1] ",
         "tests/a.py::TestB::test_c[2] ",
         "[gw0] [ 50%] PASSED tests/a.py::TestB::test_c[2] ",
     ]
-    assert gpu_results.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]"
+    assert (
+        gpu_results.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]: 1 passed"
+    )
     over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
     assert gpu_results.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
     assert gpu_results.reason(None, "", "", "took too long") == "took too long"

@@ -45,7 +45,7 @@ def fitting_plans(
         size, plans = 2 * size, _paired(plans)
         if not _fitting(plans, finest[0], budget):  # even if layers took no more than in smaller groups
             break
-        workspace = probe(plans[0])
+        workspace = probed(plans[0], probe)
         plans = [replace(plan, workspace=workspace) for plan in plans]
         found += [(size, plan) for plan in _fitting(plans, finest[0], budget)]
     return found
@@ -68,6 +68,15 @@ def _paired(plans: Sequence[ExecutionPlan]) -> list[ExecutionPlan]:
     for plan in plans:
         larger = sketch_plan(topology, topology.input_order, plan.shape, plan.strategy, plan.choice, views)
         found.append(replace(larger, workspace=plan.workspace))
+    return found
+
+
+def probed(plan: ExecutionPlan, probe: Probe) -> dict[str, int]:
+    """What layers take in each pass, remembered in ``topology.memo``: a slab of buffers is nothing to them."""
+    key, memo = ("probed", plan.choice.fuse, plan.apart), plan.topology.memo
+    if key not in memo:
+        memo[key] = probe(plan)
+    found: dict[str, int] = memo[key]
     return found
 
 

@@ -23,7 +23,7 @@ from hongtu.plan.passes.prune import pays, receptive_field
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import make_plan, most_array_bytes, plan_caches, sketch_plan
-from hongtu.plan.search.grains import Probe, fitting_plans, smallest_budget, with_edges
+from hongtu.plan.search.grains import Probe, fitting_plans, probed, smallest_budget, with_edges
 from hongtu.plan.search.residents import choose_residents, every_tensor
 
 SLABS = True, False  # one takes a little more memory; it is the choice where an epoch is predicted to be as fast
@@ -122,7 +122,7 @@ def _finest(
         for order, sets in itertools.product(orders, staging):
             plans.append(sketch_plan(topology, order, shape, strategy, replace(choice, staging=sets), views))
             views |= plans[-1].views
-        workspace = probe(plans[0])
+        workspace = probed(plans[0], probe)
         found.append([replace(plan, workspace=workspace) for plan in plans])
     return found
 
