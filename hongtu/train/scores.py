@@ -32,13 +32,13 @@ def scores(
         threshold: above which an output is a yes.
     """
     together = ranks or Alone()
+    if task == "multiclass":
+        right = chosen_class(out, threshold) == labels
+        return {split: _share(right, mask, together) for split, mask in masks.items()}
     found = {}
     for split, mask in masks.items():
-        picked = out[mask], labels[mask]
-        if task == "regression":
-            found[split] = _regression(*picked, together)
-        else:
-            found[split] = (_accuracy if task == "multiclass" else _micro_f1)(*picked, together, threshold)
+        picked = out[mask], labels[mask], together
+        found[split] = _regression(*picked) if task == "regression" else _micro_f1(*picked, threshold)
     first = {split: of_split.pop("") for split, of_split in found.items()}
     return first | {f"{split}_{name}": x for split, of_split in found.items() for name, x in of_split.items()}
 
@@ -48,9 +48,10 @@ def chosen_class(out: Tensor, threshold: float) -> Tensor:
     return out.argmax(dim=1) if out.shape[1] > 1 else (out[:, 0] > threshold).long()
 
 
-def _accuracy(out: Tensor, labels: Tensor, ranks: Together, threshold: float) -> dict[str, float]:
-    hits, count = _totals(ranks, (chosen_class(out, threshold) == labels).sum(), len(out))
-    return {"": float(hits / count)}
+def _share(right: Tensor, mask: Tensor, ranks: Together) -> float:
+    """Of the vertices of a split, how many are right."""
+    hits, count = _totals(ranks, (right & mask).sum(), mask.sum())
+    return float(hits / count)
 
 
 def _micro_f1(out: Tensor, labels: Tensor, ranks: Together, threshold: float) -> dict[str, float]:
