@@ -19,7 +19,7 @@ from hongtu.model.checks import drops
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
-from hongtu.model.traced import EdgeValue, traced_layers
+from hongtu.model.traced import EdgeValue, Part, traced_layers
 from hongtu.model.tracer import OF_EDGES, is_convolution
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer
@@ -75,12 +75,7 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
         model.train()  # its own, which may leave a part in evaluation
     without = {without} if isinstance(without, str) else {*without}
     arguments = inspect.signature(model.forward).parameters
-    of_edges = {
-        key: "" if arguments[key].default is inspect.Parameter.empty else "argument"
-        for key in OF_EDGES
-        if key in arguments
-    }
-    if unknown := without - {key for key, optional in of_edges.items() if optional}:
+    if unknown := without - {key for key in OF_EDGES if key in arguments and arguments[key].default is None}:
         raise InputError(
             f"from_pyg: without={sorted(without)}: {sorted(unknown)[0]!r} is no optional argument of {name}.forward"
             f"{inspect.signature(model.forward)}, expected some of {', '.join(OF_EDGES)} that it has with a default"
@@ -88,7 +83,9 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
     if is_convolution(model):
         layers = [_tagged(layer, "") for layer in layers_of(model, name, FEATURES not in without)]
         if not layers[0].updates_edges:
-            _give_edges(layers[0], {key: (key, []) for key in of_edges if key not in without}, of_edges, name)
+            edges = {key: (key, list[Part]()) for key in OF_EDGES if key in arguments and key not in without}
+            may_be_none = [WEIGHTS, FEATURES] if name == "GENConv" else [WEIGHTS]
+            _give_edges(layers[0], edges, dict.fromkeys(may_be_none, "argument"), name)
         _tie(model, layers)
         return [*layers]
 
