@@ -157,7 +157,7 @@ class _Edges:
         if wanted.optional == "argument":
             self._note(
                 f"its {wanted.name} is the forward's optional {wanted.name}, as in model(x, edge_index, {wanted.name})"
-                "; preprocess the graph without it for model(x, edge_index)"
+                f'; hongtu.from_pyg(model, without=["{wanted.name}"]) is model(x, edge_index)'
             )
 
     def _types(self, numbers: np.ndarray, wanted: EdgeInput, title: str) -> np.ndarray:

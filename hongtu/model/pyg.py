@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -19,13 +19,13 @@ from hongtu.model.checks import drops
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
-from hongtu.model.traced import EdgeValue, traced_layers
-from hongtu.model.tracer import is_convolution
+from hongtu.model.traced import EdgeValue, Part, traced_layers
+from hongtu.model.tracer import OF_EDGES, is_convolution
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer
 
 
-def from_pyg(model: Any) -> list[Entry]:
+def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
     """The layers of a model made of torch_geometric's convolutions, with copies of its weights: what a
     :class:`hongtu.Trainer` takes.
 
@@ -35,6 +35,8 @@ def from_pyg(model: Any) -> list[Entry]:
     Args:
         model: one of ``torch_geometric.nn.models``, a ``torch_geometric.nn.Sequential``, a module of your own whose
             forward takes (x, edge_index, ...), or one convolution.
+        without: those of its forward's optional arguments ``edge_weight``, ``edge_attr`` and ``edge_type`` that stay
+            None. The others get the graph's field of their name, where it has one.
 
     Raises:
         InputError: naming the part that has no counterpart, and what to use instead.
@@ -71,8 +73,19 @@ def from_pyg(model: Any) -> list[Entry]:
         model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if not model.training:
         model.train()  # its own, which may leave a part in evaluation
+    without = {without} if isinstance(without, str) else {*without}
+    arguments = inspect.signature(model.forward).parameters
+    if unknown := without - {key for key in OF_EDGES if key in arguments and arguments[key].default is None}:
+        raise InputError(
+            f"from_pyg: without={sorted(without)}: {sorted(unknown)[0]!r} is no optional argument of {name}.forward"
+            f"{inspect.signature(model.forward)}, expected some of {', '.join(OF_EDGES)} that it has with a default"
+        )
     if is_convolution(model):
-        layers = [_tagged(layer, "") for layer in layers_of(model, name)]
+        layers = [_tagged(layer, "") for layer in layers_of(model, name, FEATURES not in without)]
+        if not layers[0].updates_edges:
+            edges = {key: (key, list[Part]()) for key in OF_EDGES if key in arguments and key not in without}
+            may_be_none = [WEIGHTS, FEATURES] if name == "GENConv" else [WEIGHTS]
+            _give_edges(layers[0], edges, dict.fromkeys(may_be_none, "argument"), name)
         _tie(model, layers)
         return [*layers]
 
@@ -99,7 +112,7 @@ def from_pyg(model: Any) -> list[Entry]:
             _give_edges(layers[0], inputs, optional, f"{name}.{index}")
         return layers
 
-    entries = traced_layers(model, convert)
+    entries = traced_layers(model, convert, without)
     layers = list(_modules(entries))
     _tie(model, layers)
     called = {name for layer in layers for name in getattr(layer, "pyg_names", {}).values()}

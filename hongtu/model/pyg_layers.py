@@ -54,14 +54,12 @@ def named(module: nn.Module, place: str = "") -> Named:
     return module, {name: f"{place}.{name}" if place else name for name in module.state_dict()}
 
 
-def layers_of(
-    conv: nn.Module, title: str, edge_features: bool | None = None, *, updates_edges: bool = False
-) -> list[Named]:
+def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges: bool = False) -> list[Named]:
     """What stands for a convolution: a layer, and of a ``GINConv`` what of its network needs the whole graph behind it.
 
     Args:
         title: what messages call it.
-        edge_features: whether its model calls it with those of the graph; None where there is no model.
+        edge_features: whether its model calls it with those of the graph, if it has some.
         updates_edges: it gives rows of vertices and of edges.
 
     Raises:
@@ -89,7 +87,7 @@ def layers_of(
         layer, altered = None, "it has other parts than its class makes"
     except ValueError as error:  # of ours, for an option that theirs has
         raise InputError(f"from_pyg: {title} has another option than hongtu.nn.{error}") from None
-    if edge_features is False and getattr(layer, "edge_dim", None) is not None:
+    if not edge_features and getattr(layer, "edge_dim", None) is not None:
         raise InputError(
             f"from_pyg: {title} has an edge_dim and is called without edge_attr; leave one out, or pass the other"
         )
@@ -101,7 +99,7 @@ def layers_of(
         except ValueError as error:
             reason = altered and f"{altered}, which hongtu.nn.{name} does not have; write a hongtu.nn.Layer"
             raise InputError(f"from_pyg: {title}: {reason or error}") from None
-        wrapped.uses_edge_features &= edge_features is not False
+        wrapped.uses_edge_features &= edge_features
         return [(wrapped, {name: name.removeprefix("conv.") for name in wrapped.state_dict()})]
     given = dict(conv.named_parameters(remove_duplicate=False))
     for place, parameter in layer.named_parameters():  # what is frozen stays so
@@ -329,7 +327,7 @@ def _gcn2(conv: Any, title: str) -> nn.Module | None:
     return layer
 
 
-def _gen(conv: Any, title: str, edge_features: bool | None) -> nn.Module | None:
+def _gen(conv: Any, title: str, edge_features: bool) -> nn.Module | None:
     aggregation = _aggregation(conv.aggr_module)
     if aggregation is None or not isinstance(conv.in_channels, int):
         return None

@@ -9,6 +9,7 @@ import inspect
 import linecache
 import operator
 import sys
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -48,19 +49,20 @@ SHOWN = 150  # characters of a line of code in a message
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
 
-def traced_layers(model: nn.Module, convert: Convert) -> list[Entry]:
+def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) -> list[Entry]:
     """The entries of a layer list that does what ``model(x, edge_index)`` does.
 
     Args:
         convert: (module, its name, whether it takes edges, what it is called with that has a row for each edge, by its
             own argument, which of these may be None, whether it gives rows of vertices and of edges) -> the modules
             that stand for it, none for one that does nothing.
+        without: its optional arguments of edges that are None.
 
     Raises:
         InputError: naming what has no place in such a list.
     """
     title = f"from_pyg: {type(model).__name__}"
-    root = Root(model, optional=True)
+    root = Root(model, without)
     if root.asked[:1] in (["edge_index"], [MATRIX]) and {*root.asked[1:]} <= {*OF_EDGES}:
         raise InputError(
             f"{title}.forward takes no rows; have it take x first. Where the first convolution is called with None, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,10 +33,10 @@ class Root(nn.Module):
     its default.
 
     Args:
-        optional: what it takes of edges with a default, or as a field of a ``Data``, is given, too; else it is None.
+        without: what it takes of edges with a default, or as a field of a ``Data``, and is None; the rest is given.
     """
 
-    def __init__(self, model: nn.Module, optional: bool) -> None:
+    def __init__(self, model: nn.Module, without: Collection[str]) -> None:
         super().__init__()
         self.model = model
         given = inspect.signature(model.forward).parameters.values()
@@ -47,8 +48,8 @@ class Root(nn.Module):
         self.edges_by_name = edges[0] if len(self.asked) == 1 and edges else ""
         self.of_matrix = bool(edges) and edges[0] != "edge_index"
         self.of_data = len(self.asked) == 1 and not edges
-        self.optional = {*OF_EDGES} if self.of_data else {*OF_EDGES} & {*others}
-        self.given = {*OF_EDGES} - (set() if optional else self.optional)
+        self.optional = ({*OF_EDGES} if self.of_data else {*OF_EDGES} & {*others}) - {*without}
+        self.given = {*OF_EDGES} - ({*without} - {*self.asked})
 
     def forward(
         self, x: Any, edge_index: Any, adj_t: Any = None, edge_weight: Any = None, edge_attr: Any = None,
@@ -110,7 +111,7 @@ def trace_forward(root: Root, title: str) -> tuple[Root, fx.Graph]:
     do without, what it does without."""
     if not root.optional:
         return root, _traced(root, title)
-    without, found, errors = Root(root.model, optional=False), list[tuple[Root, fx.Graph]](), list[Exception]()
+    without, found, errors = Root(root.model, OF_EDGES), list[tuple[Root, fx.Graph]](), list[Exception]()
     for one in (root, without):
         try:
             found.append((one, _traced(one, title)))

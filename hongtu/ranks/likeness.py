@@ -49,8 +49,11 @@ def _word(value: Any) -> str:
         return f"{value.dtype} {list(value.shape)}, checksum {zlib.crc32(value.tobytes()):08x}"
     if isinstance(value, FunctionType):
         return value.__qualname__
-    plain = value is None or isinstance(value, bool | int | float | complex | str | bytes | type | np.generic)
-    return repr(value) if plain else type(value).__name__
+    return repr(value) if _is_plain(value) else type(value).__name__
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes | type | np.generic)
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
@@ -65,7 +68,7 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(value, partial):
         return [("function", value.func), ("arguments", value.args), ("keywords", value.keywords)]
     if isinstance(value, nn.Module):
-        return [("module", str(value)), *value.named_buffers(), *plain_tensors(value)]
+        return [("module", str(value)), *value.named_buffers(), *plain_tensors(value), *_settings(value)]
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in fields(value)]
     if isinstance(value, LRScheduler):
@@ -76,7 +79,17 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
         return enumerate(value)
     if isinstance(value, Set):
         return enumerate(sorted(value, key=repr))
+    if callable(value) and hasattr(value, "__dict__") and not isinstance(value, type):
+        return [(name, part) for name, part in vars(value).items() if _is_plain(part) or isinstance(part, Tensor)]
     return None
+
+
+def _settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Of a module and those inside it: numbers and names, which ``str`` leaves out."""
+    for place, part in module.named_modules():
+        for name, value in vars(part).items():
+            if _is_plain(value) and not name.startswith("_") and name != "training":
+                yield f"{place}.{name}".removeprefix("."), value
 
 
 def _is_filled(cell: CellType) -> bool:

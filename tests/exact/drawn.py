@@ -6,7 +6,10 @@ Legend: V vertices, E edges.
 from __future__ import annotations
 
 import contextlib
+import inspect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +19,7 @@ from torch_geometric.data import Data
 import hongtu
 from tests import additions, graphs, problems
 from tests.exact.labels import DrawnLoss, draw_labels, draw_loss
-from tests.models import SIX, H, Model, vertex_losses
+from tests.models import SIX, H, Model, Rowwise, vertex_losses
 from tests.problems import Problem
 
 LOSSES = {"classes": "cross_entropy", "labels": "bce_with_logits", "numbers": "mse"}
@@ -67,6 +70,9 @@ def draw(rng: np.random.Generator) -> Drawn:
     drawn.traits = (
         traits + odd + ["an odd number of label columns"] * (problem.labels.ndim == 2 and problem.classes % 2)
     )
+    written = rng.random() < 0.25
+    if written:
+        _give_another_field(rng, drawn)
     how = rng.random()
     if how < 1 / 5:
         _link(rng, drawn)
@@ -78,6 +84,8 @@ def draw(rng: np.random.Generator) -> Drawn:
     else:
         _train_with(drawn)
         drawn.validates = True
+    if written:
+        _write_forward(rng, drawn)
     return drawn
 
 
@@ -150,6 +158,81 @@ def _as_data(rng: np.random.Generator, problem: Problem) -> tuple[Problem, str]:
     }
     data = Data(x=torch.from_numpy(problem.features), **as_tensors)
     return replace(problem, given={"data": data}), form
+
+
+class Written(nn.Module):
+    """A model of one's own: its convolutions in a row, called with what is there of edges.
+
+    Args:
+        modules: convolutions, and modules of rows.
+        beside: names of what there is.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], beside: Iterable[str]) -> None:
+        super().__init__()
+        self.parts, self.beside = nn.ModuleList(modules), {*beside}
+
+    def call(self, x: Tensor, edge_index: Tensor, **edges: Tensor) -> Tensor:
+        for part in self.parts:
+            taken = inspect.signature(part.forward).parameters
+            beside = {name: value for name, value in edges.items() if name in taken and name in self.beside}
+            x = part(x, edge_index, **beside) if "edge_index" in taken else part(x)
+        return x
+
+
+class AllAsked(Written):
+    def forward(self, x: Any, edge_index: Any, edge_weight: Any, edge_attr: Any, edge_type: Any) -> Any:
+        return self.call(x, edge_index, edge_weight=edge_weight, edge_attr=edge_attr, edge_type=edge_type)
+
+
+class Optional(Written):
+    def forward(
+        self, x: Any, edge_index: Any, edge_weight: Any = None, edge_attr: Any = None, edge_type: Any = None
+    ) -> Any:
+        return self.call(x, edge_index, edge_weight=edge_weight, edge_attr=edge_attr, edge_type=edge_type)
+
+
+class OfData(Written):
+    def forward(self, data: Any) -> Any:
+        edges = {name: getattr(data, name) for name in self.beside}
+        return self.call(data.x, data.edge_index, **edges)
+
+
+def _give_another_field(rng: np.random.Generator, drawn: Drawn) -> None:
+    """Features of edges that nobody reads: of one column or more, numbers or codes."""
+    data = drawn.problem.given.get("data")
+    if data is None or drawn.problem.edge_features is not None or "edge_attr" in data:
+        return
+    columns = [(), (1,), (3,)][rng.integers(3)]
+    data.edge_attr = torch.from_numpy(rng.integers(1, 9, (drawn.problem.edges.shape[1], *columns)))
+    if rng.random() < 0.5:
+        data.edge_attr = data.edge_attr * 0.7
+    drawn.traits.append("features of edges that nobody reads")
+
+
+def _write_forward(rng: np.random.Generator, drawn: Drawn) -> None:
+    """The model as a forward of one's own, if one calls its modules in a row and their names stay."""
+    model, problem = drawn.model, drawn.problem
+    beside = [*problem.edge_data()]
+    form = OfData if rng.random() < 0.5 else AllAsked if len(beside) == 3 else Optional
+
+    def modules(f: int, c: int) -> list[nn.Module]:
+        found = [*model.reference(f, c)]
+        edged = [k for k, part in enumerate(found) if "edge_index" in inspect.signature(part.forward).parameters]
+        after = [k for k in edged[:-1] if model.inner is not None]
+        return [x for k, part in enumerate(found) for x in ([part, Rowwise(model.inner)] if k in after else [part])]
+
+    def layers(f: int, c: int) -> list[Any]:
+        return hongtu.from_pyg(form(modules(f, c), beside))
+
+    own = replace(model, layers=layers, reference=modules, inner=None, name=f"{model.name}, {form.__name__}")
+    plain = model.reference(problem.width, problem.classes)
+    if model.frozen or any(type(part).__module__.startswith(("builtins", "tests")) for part in plain):  # headers, norms
+        return
+    with contextlib.suppress(hongtu.errors.InputError, RuntimeError):
+        own.build_reference(problem)
+        drawn.model = own
+        drawn.traits.append("a forward of one's own")
 
 
 def _train_with(drawn: Drawn) -> None:

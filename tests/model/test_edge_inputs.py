@@ -38,12 +38,12 @@ def prepare(data, **options):
     return hongtu.preprocess_graph(data=data, artifact=problems.new_path(), partitions=2, chunks=3, **options)
 
 
-def check(artifact, model, call, data, epochs=2, **options):
+def check(artifact, model, call, data, epochs=2, without=(), **options):
     """Losses of some epochs, and predictions, are those of ``call(model)`` on the whole graph."""
     torch.manual_seed(1)
     theirs = copy.deepcopy(model).double()
     trainer = hongtu.Trainer(
-        artifact, hongtu.from_pyg(copy.deepcopy(theirs)), dtype=torch.float64,
+        artifact, hongtu.from_pyg(copy.deepcopy(theirs), without=without), dtype=torch.float64,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1), **options,
     )  # fmt: skip
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
@@ -301,6 +301,7 @@ def test_what_is_optional_is_given_where_the_graph_has_it_by_that_name(capfd):
         weight = data.edge_weight.double() if given else None
         for model in (pyg.GCN(WIDTH, 8, 2, 4), net(may_weigh, **WEIGHED["gcn"]())):
             check(prepare(data), model, lambda m, d=data, w=weight: m(d.x, d.edge_index, w), data)
+            check(prepare(data), model, lambda m, d=data: m(d.x, d.edge_index), data, without=["edge_weight"])
         said = capfd.readouterr().err
         assert (
             "its edge_weight is the forward's optional edge_weight, as in model(x, edge_index, edge_weight)" in said
@@ -318,6 +319,30 @@ def test_what_is_optional_is_given_where_the_graph_has_it_by_that_name(capfd):
         data = graph(edge_attr=given)
         value = None if given is None else given.double()
         check(prepare(data), model, lambda m, d=data, v=value: m(d.x, d.edge_index, v), data)
+
+
+@pytest.mark.long
+def test_one_convolution_gets_what_is_optional_or_goes_without(capfd):
+    convolutions = (
+        ("edge_weight", 1, pyg.GCNConv(WIDTH, 4)),
+        ("edge_weight", 1, pyg.GraphConv(WIDTH, 4)),
+        ("edge_weight", 1, pyg.LEConv(WIDTH, 4)),
+        ("edge_attr", 2, pyg.GATConv(WIDTH, 4, edge_dim=2)),
+        ("edge_attr", 4, pyg.GENConv(WIDTH, 4, norm=None)),
+    )
+    for name, columns, conv in convolutions:
+        data = graph(**{name: numbers(E, columns) if name == "edge_attr" else numbers(E)})
+        artifact, given = prepare(data), {name: data[name].double()}
+        check(artifact, conv, lambda m, d=data, k=given: m(d.x, d.edge_index, **k), data)
+        said = f'hongtu.from_pyg(model, without=["{name}"]) is model(x, edge_index)' in capfd.readouterr().err
+        assert said is (getattr(conv, "edge_dim", None) is None)  # who says edge_dim says that there are some
+        if getattr(conv, "edge_dim", None) is None:
+            check(artifact, conv, lambda m, d=data: m(d.x, d.edge_index), data, without=name)
+    with pytest.raises(InputError, match="has an edge_dim and is called without edge_attr"):
+        hongtu.from_pyg(pyg.GATConv(WIDTH, 4, edge_dim=2), without=["edge_attr"])
+    for model in (net(lambda s, x, edge_index, edge_weight: x, a=pyg.GCNConv(WIDTH, 4)), pyg.SAGEConv(WIDTH, 4)):
+        with pytest.raises(InputError, match=r"'edge_weight' is no optional argument of [A-Za-z]*.forward[(]x"):
+            hongtu.from_pyg(model, without=["edge_weight"])
 
 
 def depends(self, x, edge_index, edge_weight=None):

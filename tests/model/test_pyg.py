@@ -1408,3 +1408,26 @@ if __name__ == "__main__":
             for kind in ("gcn", "sage", "gin", "gat"):
                 share = real_round_trip(kind, Path(sys.argv[1]) / graph, Path(scratch) / graph)
                 print(f"{graph} {kind}: outputs differ by {share:.1e} of the largest", flush=True)
+
+
+class Shares(pyg.MessagePassing):
+    """Rows, and what each edge had of them."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.propagate(edge_index, x=x), x[edge_index[0]]
+
+
+class TakesApart(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.PANConv(6, 3, 2)
+
+    def forward(self, x, edge_index):
+        x, _ = self.conv(x, edge_index)
+        return x
+
+
+@pytest.mark.parametrize("model", [pyg.PANConv(6, 3, 2), TakesApart(), Shares()], ids=lambda m: type(m).__name__)
+def test_a_convolution_that_gives_more_than_rows_is_named(model):
+    with pytest.raises(InputError, match=r"its forward returns a .*[tT]uple\[.*expected the rows of one tensor"):
+        hongtu.from_pyg(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 
 import numpy as np
 import pytest
@@ -236,3 +237,20 @@ def test_a_relation_that_is_not_read_is_named(tmp_path, capsys):
 def test_a_line_of_one_empty_text_is_no_blank_line(line, delimiter, tmp_path):
     with pytest.raises(InputError, match=r"e\.csv.*2"):
         read(tmp_path, "e.csv", f"1{delimiter}2\n{line}\n3{delimiter}4\n")
+
+
+LIST = "write a line for each edge where a line is a vertex and its neighbours"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [("a.txt", "0 1 2 3\n1 2 3\n2 0 1\n", f"line 1: 4 columns, expected 2, and others have 3; {LIST}"),
+     ("a.csv", "0,1\n1,2,3\n2,0,1,3\n", f"line 2: 3 columns, expected 2, and others have 2, 4; {LIST}"),
+     ("a.tsv", "0\t1\t2\n1\t0\n", f"line 1: 3 columns, expected 2, and others have 2; {LIST}"),
+     ("b.txt", "0 1\n" * 99 + "1 2 3\n", "line 100: 3 columns, expected 2; mend the line"),
+     ("b.csv", "0,1\n" * 99 + "1,2,3,4\n", "line 100: 4 columns, expected 2; mend the line"),
+     ("c.csv", "0,1,1,5\n", "line 1: 4 columns, expected 2; pass --columns source,destination,weight")],
+)  # fmt: skip
+def test_lines_of_other_lengths_are_told_apart_from_a_third_column(name, text, said, tmp_path):
+    with pytest.raises(InputError, match=re.escape(said)):
+        read(tmp_path, name, text)

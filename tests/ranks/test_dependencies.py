@@ -471,9 +471,30 @@ def rate(by):
     return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + by * epoch))
 
 
+class Focal(nn.Module):
+    def __init__(self, gamma):
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, out, target):
+        return nn.functional.cross_entropy(out, target, reduction="none") ** self.gamma
+
+
+class Powered:
+    def __init__(self, gamma):
+        self.gamma = gamma
+
+    __call__ = Focal.forward
+
+
 @pytest.mark.parametrize(
     ("name", "first", "other", "said"),
-    [("scheduler", decay(0.5), decay(0.1), "scheduler: rank 1 has gamma: 0.1"),
+    [("loss", nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), "loss: rank 1 has label_smoothing: 0.1"),
+     ("loss", nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), "loss: rank 1 has reduction: 'sum'"),
+     ("loss", nn.MultiMarginLoss(margin=1.0), nn.MultiMarginLoss(margin=0.5), "loss: rank 1 has margin: 0.5, rank 0"),
+     ("loss", Focal(1), Focal(2), "loss: rank 1 has gamma: 2, rank 0 has gamma: 1"),
+     ("loss", Powered(1), Powered(2), "loss: rank 1 has gamma: 2, rank 0 has gamma: 1"),
+     ("scheduler", decay(0.5), decay(0.1), "scheduler: rank 1 has gamma: 0.1"),
      ("loss", nn.CrossEntropyLoss(torch.ones(3).double()), nn.CrossEntropyLoss(torch.arange(3).double()),
       r"loss: rank 1 has weight: torch.float64 \[3\]"),
      ("scheduler", rate(1), rate(2), r"scheduler: rank 1 has lr_lambdas.0.by.closed over: 2, rank 0"),

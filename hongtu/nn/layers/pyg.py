@@ -58,8 +58,8 @@ class PyGLayer(Layer):
 
     def __init__(self, conv: torch.nn.Module, square: bool = False, updates_edges: bool = False) -> None:
         super().__init__()
-        _check(conv)
         self.updates_edges = updates_edges or type(conv).__name__ == "MetaLayer"
+        _check(conv, updates_edges=self.updates_edges)
         self.square = square or self.updates_edges or not _takes_pair(conv)
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
@@ -176,7 +176,7 @@ def _remedy(name: str) -> str:
     return f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
 
 
-def _check(conv: torch.nn.Module) -> None:
+def _check(conv: torch.nn.Module, *, updates_edges: bool) -> None:
     name = type(conv).__name__
     if not isinstance(conv, torch.nn.Module):
         raise TypeError(f"PyGLayer({conv!r}): expected a convolution of torch_geometric, as PyGLayer(SAGEConv(16, 32))")
@@ -190,7 +190,11 @@ def _check(conv: torch.nn.Module) -> None:
             f"PyGLayer({name}): its global_model takes all vertices and edges, of which a chunk has some; leave it out"
         )
     beside = ("edge_weight", "edge_attr", "edge_type", "size")
-    parameters = inspect.signature(conv.forward).parameters.values()
+    signature = inspect.signature(conv.forward)
+    gives = str(signature.return_annotation).removeprefix("typing.")
+    if gives.lower().startswith("tuple[") and (not updates_edges or "Sparse" in gives):
+        raise ValueError(f"PyGLayer({name}): its forward returns a {gives}, expected the rows of one tensor; {remedy}")
+    parameters = signature.parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     if len([argument for argument in needed if argument not in beside]) > 2:
         raise ValueError(

@@ -88,10 +88,16 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
         return f"{expected}, and what is behind them is empty; leave out {chr(columns.delimiter)!r} at the end of lines"
     if any(word.startswith(COMMENT) for word in row[columns.width :]):
         return f"{expected}; leave out comments at the end of lines"
-    if columns.header or found < columns.width:
+    if columns.header or found < columns.width or 2 * columns.widths.count(columns.width) > len(columns.widths):
         return f"{expected}; mend the line"
     if row[2][:1] == b"{":
         return f"{expected}; write it with networkx.write_weighted_edgelist, or pass the graph itself as data"
+    if others := sorted({*columns.widths} - {found}):
+        return (
+            f"{expected}, and others have {', '.join(map(str, others[:5]))}; write a line for "
+            "each edge where a line is a vertex and its neighbours, or pass --columns source,destination to ignore "
+            "what follows the ends"
+        )
     between, named = chr(columns.delimiter) if columns.delimiter else " ", ["source", "relation", "destination"]
     named += [f"other{k}" for k in range(1, found - 2)]
     more = f"put a line before the first that names the columns in their order, such as {between.join(named)!r}"

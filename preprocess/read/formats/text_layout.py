@@ -39,6 +39,7 @@ class Columns(NamedTuple):
         comments: whether lines that start with # or % are comments.
         header: whether the last line that is passed names the columns.
         typed: whether the column of weights has the type of each edge instead.
+        widths: how many columns the first lines have, each.
         notes: what is not plain from the file and was taken to be so, in words for a person.
     """
 
@@ -51,6 +52,7 @@ class Columns(NamedTuple):
     comments: bool
     header: bool
     typed: bool = False
+    widths: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -151,7 +153,10 @@ def _columns(
         like = [number for number, line in head.comments if len(split_line(line, head.delimiter)) == len(head.rows[0])]
         if hidden := sum(number < head.number for number in like):
             said.append(f"{head.path}: before the first edge {hidden} lines that start with # or % are comments")
-    return Columns(*ends, weight, width, passed, head.delimiter, not head.as_text, header, notes=tuple(said))
+    widths = tuple(map(len, head.rows[:SAMPLED]))
+    return Columns(
+        *ends, weight, width, passed, head.delimiter, not head.as_text, header, widths=widths, notes=tuple(said)
+    )
 
 
 def _named_columns(
