@@ -144,7 +144,7 @@ def call_on(module: nn.Module) -> Callable[..., Any]:
 
 
 # Functions that are used as activations, draw no random numbers and leave their input.
-_PLAIN = {
+PLAIN_ACTIVATIONS = {
     getattr(library, name)
     for library in (torch, torch.nn.functional)
     for name in (
@@ -183,7 +183,7 @@ def _may_draw(module: nn.Module) -> bool:
 
 def _plain_activation(module: nn.Module) -> bool:
     activation = getattr(module, "activation", None)
-    return activation is None or activation in _PLAIN
+    return activation is None or activation in PLAIN_ACTIVATIONS
 
 
 def drops(module: nn.Module) -> bool:

@@ -13,10 +13,16 @@ import torch
 from torch import nn
 
 from hongtu.kernels.torch_private import hooks_of
+from hongtu.model.checks import PLAIN_ACTIVATIONS
 from hongtu.train.survey.witness import OURS, PLAIN
 
 LIBRARIES = {"hongtu", "torch", "torch_geometric", "builtins", "math", "_operator", "numpy"}
 MOST = 64  # numbers of a tensor that is no parameter
+BY_ROW = {
+    nn.BatchNorm1d, nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity,
+    nn.LayerNorm, nn.LeakyReLU, nn.Linear, nn.LogSigmoid, nn.Mish, nn.ModuleDict, nn.ModuleList, nn.PReLU, nn.ReLU,
+    nn.ReLU6, nn.SELU, nn.Sequential, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Tanh,
+}  # fmt: skip
 
 
 class UnknownPart(Exception):
@@ -30,6 +36,18 @@ def digest_of(model: Any) -> Hashable | None:
         return _key(model, {})
     except UnknownPart:
         return None
+
+
+def treats_rows_alone(model: nn.Module, digest: Hashable | None) -> bool:
+    """Whether all parts of a model with this digest are of classes that are known to, so that nobody need try: torch's
+    linear maps and functions of single numbers, and layers of hongtu, which its tests try, without functions inside."""
+    return digest is not None and all(map(_is_by_row, model.modules()))
+
+
+def _is_by_row(module: nn.Module) -> bool:
+    own = type(module).__module__.startswith("hongtu.nn.") and type(module).__name__ != "PyGLayer"
+    functions = {value for value in vars(module).values() if callable(value)}
+    return (own or type(module) in BY_ROW) and functions <= PLAIN_ACTIVATIONS
 
 
 def _key(part: Any, seen: dict[int, int]) -> Hashable:

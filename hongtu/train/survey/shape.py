@@ -19,7 +19,7 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import key_bytes
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
-from hongtu.train.survey.digest import digest_of
+from hongtu.train.survey.digest import digest_of, treats_rows_alone
 from hongtu.train.survey.mixing import refuse_mixing
 from hongtu.train.survey.stages import Function, stage_sweeps
 from hongtu.train.survey.stepping import step_model
@@ -100,7 +100,7 @@ def _shown(network: Network, artifact: Artifact, dtype: torch.dtype, edges: Edge
         traced = trace(network, features, dtype, edges)
         forms = network.forms
     network.forms = copy.deepcopy(forms if known is None else known.forms)
-    if looks:
+    if looks and not treats_rows_alone(network.modules, model):
         weights = artifact.topology.edge_weight is not None
         if (key, weights) not in _keep_rows_apart:
             with failures_named(network, features, edges):
