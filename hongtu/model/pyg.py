@@ -21,6 +21,7 @@ from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
 from hongtu.model.traced import EdgeValue, traced_layers
 from hongtu.model.tracer import is_convolution
+from hongtu.model.typed import TypedModel
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer
 
@@ -45,12 +46,6 @@ def from_pyg(model: Any) -> list[Entry]:
             f"from_pyg: got {name} of {type(model).__module__}, expected a convolution of torch_geometric.nn or a "
             "module with some of them inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
-    if _is_heterogeneous(model):
-        raise InputError(
-            f"from_pyg: {name} is for graphs of several types of vertices or edges, whose rows hongtu keeps in one "
-            "matrix; train hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) and "
-            "hongtu.nn.RGCNConv(columns, columns, artifact.num_edge_types) on an artifact of the HeteroData"
-        )
     if any(type(part).__name__ == "DirGNNConv" for part in model.modules()):
         raise InputError(
             f"from_pyg: {name} has a DirGNNConv, which adds up out-edges, too, and layers in-edges alone; preprocess "
@@ -71,6 +66,8 @@ def from_pyg(model: Any) -> list[Entry]:
         model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if not model.training:
         model.train()  # its own, which may leave a part in evaluation
+    if _is_heterogeneous(model):
+        return [TypedModel(model)]
     if is_convolution(model):
         layers = [_tagged(layer, "") for layer in layers_of(model, name)]
         _tie(model, layers)
@@ -126,7 +123,7 @@ def _is_heterogeneous(model: nn.Module) -> bool:
     takes = inspect.signature(model.forward).parameters
     kinds = {type(part).__name__ for part in model.modules()}
     typed = isinstance(model, fx.GraphModule) and any("__" in place for place, _ in model.named_modules())
-    return typed or "edge_index_dict" in takes or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
+    return typed or not {"x_dict", "edge_index_dict"}.isdisjoint(takes) or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
 
 
 def _modules(layers: Iterable[Any]) -> Iterator[nn.Module]:

@@ -20,6 +20,7 @@ from hongtu.model.embedding import Embedding
 from hongtu.model.link_loss import LinkLoss, link_loss_in
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
+from hongtu.model.typed import with_types
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -151,7 +152,7 @@ def plan_ranks(
         BudgetError: when the budget is too small for a rank; names the smallest that works.
     """
     artifact.check_bounds()
-    network = Network(as_modules(layers), RowContext())
+    network = Network(as_modules(with_types(layers, artifact)), RowContext())
     check_ranked(artifact, network, loss, ranks, dependencies)
     optimizer = adam(network.modules.parameters())
     spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)

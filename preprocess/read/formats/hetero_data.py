@@ -63,6 +63,7 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
         edge_features=_edge_features({relations[key]: ends.features for key, ends in edges.items()}),
         edge_type=np.repeat(np.arange(len(edges)), [len(ends.source) for ends in edges.values()]),
         edge_types=len(edges),
+        types={"vertices": [[kind, int(count)] for kind, count in counts.items()], "relations": [[*key] for key in edges]},
         edge_forms=dict(set.intersection(*({*ends.forms.items()} for ends in edges.values()))),
     )
     labelled = [kind for kind in kinds if fields[kind]["labels"] is not None]

@@ -1,0 +1,185 @@
+"""One hop of a model for typed graphs as a layer: rows of all types packed in one matrix, taken apart by type in it.
+
+Legend: D destinations and S sources of a block, E edges, R rows, K types of vertices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hongtu.graph.vertex_types import VertexTypes
+from hongtu.nn.block import Block
+from hongtu.nn.layer import Layer
+
+EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT = "edge_index", "edge_attr", "edge_weight"
+
+
+@dataclass
+class Packing:
+    """Which columns hold which values: those of a type's vertices begin at column 0, one behind the other; further
+    columns of narrower types are zeros.
+
+    Attributes:
+        values: by the type's number, names of values and the shape of one row of each.
+
+    >>> packing = Packing({0: {"a": (2,), "b": (3, 2)}, 1: {"c": (5,)}})
+    >>> packing.columns, packing.take(torch.arange(8.0).view(1, 8), 0)["b"].tolist()
+    (8, [[[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]])
+    """
+
+    values: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> int:
+        return max((sum(map(prod, of.values())) for of in self.values.values()), default=0)
+
+    def add(self, kind: int, name: str, shape: tuple[int, ...]) -> None:
+        self.values.setdefault(kind, {})[name] = shape
+
+    def take(self, rows_RC: Tensor, kind: int) -> dict[str, Tensor]:
+        """The values of rows of one type."""
+        found, first = {}, 0
+        for name, shape in self.values.get(kind, {}).items():
+            found[name] = rows_RC[:, first : first + prod(shape)].reshape(len(rows_RC), *shape)
+            first += prod(shape)
+        return found
+
+    def pack(self, values: Mapping[str, Tensor], rows_of: Sequence[Tensor], like: Tensor) -> Tensor:
+        """float [R, columns].
+
+        Args:
+            values: by name, [R_k, ...] each.
+            rows_of: int64 [R_k] for each type, where its rows are among all.
+            like: of the dtype and device.
+        """
+        parts = []
+        for kind, where in enumerate(rows_of):
+            own = [values[name].reshape(len(where), prod(shape)) for name, shape in self.values.get(kind, {}).items()]
+            blank = like.new_zeros((len(where), self.columns - sum(part.shape[1] for part in own)))
+            parts.append(torch.cat([*own, blank], dim=1))
+        place = torch.cat(list(rows_of))
+        order = torch.empty_like(place)
+        order[place] = torch.arange(len(place), device=place.device)
+        return torch.cat(parts)[order]
+
+
+def first_rows(found: Any, own: Any) -> Any:
+    """Of what a convolution gave for all rows that it was given, what it gave for a chunk's own, which come first."""
+    if isinstance(found, dict):
+        return {kind: None if rows is None else rows[: len(own[kind])] for kind, rows in found.items()}
+    return found[: len(own)]
+
+
+class TypedHop(Layer):
+    """Runs all convolutions of a traced forward that are as many hops away from the features, and what is computed of
+    them before the next ones.
+
+    Args:
+        types: of the graph.
+        hop: own rows, rows of sources, edges and ids, by the names of its placeholders -> values by name.
+        takes: what it takes of sources, then what else it takes, or hands on, of destinations.
+        gives: the same of the next hop; of the last one nothing, and what the model returns.
+        front: of the first hop: features by type -> what it takes.
+
+    Attributes:
+        returns: of the last hop: the type whose rows the model returns, "" for a dictionary; columns by type.
+    """
+
+    uses_edge_type = True
+    returns: tuple[str, dict[int, int]] | None = None
+
+    def __init__(
+        self,
+        types: VertexTypes,
+        hop: fx.GraphModule,
+        takes: tuple[Packing, Packing],
+        gives: tuple[Packing, Packing],
+        front: fx.GraphModule | None,
+    ) -> None:
+        super().__init__()
+        self.types, self.hop, self.front = types, hop, front
+        (self.exchanged, self.own), self.gives = takes, gives
+        self._takes, self._front_takes = _placeholders(hop), () if front is None else _placeholders(front)
+        self.weighted, self.uses_edge_features = (
+            any(name.startswith(data) for name in self._takes) for data in (EDGE_WEIGHT, EDGE_ATTR)
+        )
+
+    def kinds(self, ids_R: Tensor) -> Tensor:
+        """int64 [R], the number of each vertex's type."""
+        kinds_R = torch.zeros_like(ids_R)
+        for start in self.types.starts[1:-1]:
+            kinds_R += ids_R >= start
+        return kinds_R
+
+    def rows_of(self, kinds_R: Tensor) -> list[Tensor]:
+        """For each type int64, where its rows are."""
+        return [(kinds_R == kind).nonzero().squeeze(1) for kind in range(len(self.types.names))]
+
+    def transform(self, h: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self.front is not None:
+            return self._begin(h, self.front)
+        z, own = h.split([self.exchanged.columns, self.own.columns], dim=1)
+        return (z, (z, own)) if self.own.columns else (h, (h,))
+
+    def _begin(self, h: Tensor, front: fx.GraphModule) -> tuple[Tensor, tuple[Tensor, ...]]:
+        first, ids, rows_of = self.types.first_column, self.rows.ids, self.rows_of(self.kinds(self.rows.ids))
+        given: dict[str, Tensor] = {}
+        for kind, (where, width) in enumerate(zip(rows_of, self.types.widths, strict=True)):
+            given |= {f"x_{kind}": h[where, first : first + width], f"ids_{kind}": ids[where]}
+        values = _called(front, self._front_takes, given)
+        z = self.exchanged.pack(values, rows_of, h)
+        return (z, (z, self.own.pack(values, rows_of, h))) if self.own.columns else (z, (z,))
+
+    def aggregate(self, block: Block, z: Tensor, s: Any) -> Tensor:
+        block, others = block.with_destinations()
+        rows = torch.cat([s[0], z[others]])
+        given, rows_of = self._edges(block)
+        for kind, where in enumerate(rows_of):
+            mine = where[: len(where) - len(given[f"others_{kind}"])]
+            of_all = self.exchanged.take(rows[where], kind)
+            own = self.own.take(s[-1][mine], kind) if self.own.columns else {}
+            given |= {f"all_{name}": value for name, value in of_all.items()}
+            given |= {f"own_{name}": value[: len(mine)] for name, value in of_all.items()}
+            given |= {f"own_{name}": value for name, value in own.items()}
+            given[f"ids_{kind}"] = block.rows.ids[mine]
+            rows_of[kind] = mine
+        values = _called(self.hop, self._takes, given)
+        packed = [packing.pack(values, rows_of, z) for packing in self.gives if packing.columns]
+        return torch.cat(packed, dim=1)
+
+    def _edges(self, block: Block) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """The edges of every relation between rows of their types, and, for each type, its rows among all, those of
+        destinations first."""
+        assert block.edge_type is not None
+        ends = [self.types.ends(relation) for relation in range(len(self.types.relations))]
+        of_source = torch.tensor([source for source, _ in ends], device=block.indptr.device)
+        source, destination = block.edge_index
+        kinds_S = torch.zeros(block.num_src, dtype=torch.int64, device=source.device)
+        kinds_S[source] = of_source[block.edge_type.long()]
+        kinds_S[: block.num_dst] = self.kinds(block.rows.ids)
+        rows_of, position_S = self.rows_of(kinds_S), torch.empty_like(kinds_S)
+        for where in rows_of:
+            position_S[where] = torch.arange(len(where), device=where.device)
+        given = {f"others_{kind}": where[where >= block.num_dst] for kind, where in enumerate(rows_of)}
+        for relation, (of_sources, of_destinations) in enumerate(ends):
+            fits = (kinds_S[source] == of_sources) & (kinds_S[destination] == of_destinations)
+            mine = ((block.edge_type == relation) & fits).nonzero().squeeze(1)  # all but in graphs that are made up
+            given[f"{EDGE_INDEX}_{relation}"] = position_S[block.edge_index[:, mine]]
+            for name, of_edges in ((EDGE_ATTR, block.edge_features), (EDGE_WEIGHT, block.edge_weight)):
+                if of_edges is not None:
+                    given[f"{name}_{relation}"] = of_edges[mine]
+        return given, rows_of
+
+
+def _placeholders(graph: fx.GraphModule) -> tuple[str, ...]:
+    return tuple(str(node.target) for node in graph.graph.nodes if node.op == "placeholder")
+
+
+def _called(graph: fx.GraphModule, takes: Sequence[str], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return graph(*(given[name] for name in takes))
