@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,13 @@ class Forms:
     s: list[type | None]
     shared: list[tuple[bool, ...]] = field(default_factory=list)
     same_as: dict[int, int | None] = field(default_factory=dict)
+
+
+class Kind(NamedTuple):
+    """Of a graph with types a relation, and the first vertex of its destinations' type."""
+
+    relation: int = 0
+    first: int | None = None
 
 
 class Network:
@@ -143,6 +150,12 @@ class Network:
         twin = Network(copy.deepcopy(self.modules).cpu(), RowContext(), self.autocast)
         twin.forms = copy.deepcopy(self.forms)
         return twin
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """What rows and edges may be, for who looks at some of each."""
+        every = [Kind(*kind) for layer in self.layers for kind in getattr(layer, "relations", ())]
+        return [*dict.fromkeys(every)] or [Kind()]
 
     @property
     def repeats(self) -> bool:

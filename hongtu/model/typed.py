@@ -27,7 +27,18 @@ from hongtu.model.expression import label
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.traced import line_of_forward
 from hongtu.model.tracer import Tracer, is_convolution, traced
-from hongtu.model.typed_hop import EDGE_ATTR, EDGE_INDEX, EDGE_WEIGHT, Packing, TypedHop, first_rows
+from hongtu.model.typed_hop import (
+    EDGE_ATTR,
+    EDGE_INDEX,
+    EDGE_WEIGHT,
+    NormalizedGcn,
+    Packing,
+    TypedHop,
+    first_rows,
+    gcn_degrees,
+    gcn_loop,
+    is_gcn,
+)
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layers.pyg import check_convolution, takes_pair
 
@@ -229,7 +240,7 @@ class _Tracer(Tracer):
             with _untraced(), modes_kept(module):
                 module.eval()
                 found = module(*args, **kwargs)
-                if is_convolution(module):
+                if is_convolution(module) and not is_gcn(module):
                     _check_local(module, (args, kwargs), found, self.title)
             return found
 
@@ -336,7 +347,9 @@ class _Hops:
         for node in reversed(self._graph.nodes):
             if not node.users and node.op not in ("placeholder", "output"):
                 self._graph.erase_node(node)
-        self._dropouts = 0
+        self._made = 0  # modules
+        self._degrees: dict[fx.Node, fx.Node] = {}  # of the calls of GCNConv that normalise
+        self._know_degrees()
         self._values: dict[fx.Node, _Value] = {}
         self._output: Any = self._graph.output_node().args[0]
         for node in self._graph.nodes:
@@ -364,18 +377,41 @@ class _Hops:
         takes = [self._taken(hop, part.all) for hop, part in enumerate([*parts, _Part()])]
         for node in self._live(1):
             self._place(node, parts[0], 0)
+        places = {id(own): name for name, own in self._root.model.state_dict(keep_vars=True).items()}
         layers = []
         for hop in range(1, self._count + 1):
             front = self._module_of(parts[0], 0) if hop == 1 else None
             made = self._module_of(parts[hop], hop)
             layer = TypedHop(self._types, made, takes[hop], takes[hop + 1], front)
             layer.pyg_names = {  # type: ignore[assignment]
-                name: name.partition(f".{PREFIX}")[2] for name in layer.state_dict()
+                name: places[id(own)] for name, own in layer.state_dict(keep_vars=True).items()
             }
             layers.append(layer)
         columns = {self._kind(node): self._shape(node)[-1] if self._shape(node) else 1 for node in self._given}
         layers[-1].returns = self._types.names[min(columns)] if self._output is self._given[0] else "", columns
         return layers
+
+    def _know_degrees(self) -> None:
+        """Have degrees be values of the first hop, which a GCNConv takes of sources, too."""
+        known: dict[tuple[Any, ...], fx.Node] = {}
+        for node in [*self._graph.nodes]:
+            conv = self._conv(node)
+            if conv is None or not is_gcn(conv):
+                continue
+            given = inspect.signature(conv.forward).bind(*node.args, **node.kwargs).arguments
+            x, edges, weight = (given.get(name) for name in ("x", "edge_index", "edge_weight"))
+            relation = self._relation(node)
+            if relation is None or not isinstance(x, fx.Node):
+                raise InputError(f"{self._title}: {label(node)} expects rows of one type, and edges of one relation")
+            key = edges, weight, gcn_loop(conv)
+            if key not in known:
+                before = next(other for other in self._graph.nodes if other.op == "call_module")
+                with self._graph.inserting_before(before if weight is None else node):
+                    known[key] = self._graph.call_function(gcn_degrees, (relation[2], edges, weight, gcn_loop(conv)))
+                ids = torch.arange(self._counts[relation[2]])
+                numbers = [None if other is None else other.meta[EXAMPLE] for other in (edges, weight)]
+                known[key].meta[EXAMPLE] = gcn_degrees(ids, *numbers, gcn_loop(conv))
+            node.args, node.kwargs = (x, edges, weight, known[key]), {}
 
     # ------------------------------------------------------------------------------------------------- what values are
 
@@ -387,6 +423,8 @@ class _Hops:
             return _Value()
         if self._base(node) == "x":
             return _Value(kind=node.args[1])  # type: ignore[arg-type]
+        if node.target is gcn_degrees:
+            return _Value(1, node.args[0])  # type: ignore[arg-type]
         edges = [other for other in node.all_input_nodes if self._base(other) == EDGE_INDEX]
         conv = self._conv(node)
         if edges and conv is None:
@@ -521,13 +559,15 @@ class _Hops:
                 own[node] = graph.placeholder(f"own_{node.name}")
                 if node in part.all:
                     every[node] = graph.placeholder(f"all_{node.name}")
-        drops = [node for node in self._values if node in part.nodes and self._drops(node) is not None]
+        known = [node for node in self._values if node in part.nodes]
+        drops = [node for node in known if self._drops(node) is not None or node.target is gcn_degrees]
         ids = {kind: graph.placeholder(f"ids_{kind}") for kind in sorted({*map(self._kind, drops)})}
-        for node in self._values:
-            if node not in part.nodes:
-                continue
+        for node in known:
             p, conv = self._drops(node), self._conv(node)
-            if p is not None:
+            if node.target is gcn_degrees:
+                own[node] = graph.node_copy(node, own.__getitem__)
+                own[node].args = (ids[self._kind(node)], *own[node].args[1:])
+            elif p is not None:
                 (rows,) = node.all_input_nodes
                 own[node] = own[rows] if p == 0 else graph.call_module(self._dropout(p), (own[rows], ids[self._kind(node)]))
             elif conv is not None:
@@ -543,6 +583,11 @@ class _Hops:
         """A convolution, with rows of sources and of destinations; what it gives of destinations."""
         relation, title = self._relation(node), f"{self._title}.forward calls {str(node.target).removeprefix(PREFIX)}"
         check_convolution(conv)
+        if is_gcn(conv):
+            x, edges, weight, degrees = node.args
+            of_edges = own[edges], None if weight is None else own[weight]  # type: ignore[index]
+            given = every[x], *of_edges, every[degrees], own[x]  # type: ignore[index]
+            return graph.call_module(self._made_module(NormalizedGcn(conv)), given)
         cut: Any = None
 
         def changed(given: Any) -> Any:
@@ -582,7 +627,9 @@ class _Hops:
         return module.p if module.training else 0.0  # type: ignore[return-value]
 
     def _dropout(self, p: float) -> str:
-        """The name of a new one."""
-        name, self._dropouts = f"dropout_{self._dropouts}", self._dropouts + 1
-        self._root.add_module(name, Dropout(p))
+        return self._made_module(Dropout(p))
+
+    def _made_module(self, module: nn.Module) -> str:
+        name, self._made = f"{type(module).__name__.lower()}_{self._made}", self._made + 1
+        self._root.add_module(name, module)
         return name

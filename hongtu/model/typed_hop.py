@@ -60,7 +60,8 @@ class Packing:
         """
         parts = []
         for kind, where in enumerate(rows_of):
-            own = [values[name].reshape(len(where), prod(shape)) for name, shape in self.values.get(kind, {}).items()]
+            given = self.values.get(kind, {}).items()
+            own = [values[name].reshape(len(where), prod(shape)).to(like.dtype) for name, shape in given]
             blank = like.new_zeros((len(where), self.columns - sum(part.shape[1] for part in own)))
             parts.append(torch.cat([*own, blank], dim=1))
         place = torch.cat(list(rows_of))
@@ -74,6 +75,68 @@ def first_rows(found: Any, own: Any) -> Any:
     if isinstance(found, dict):
         return {kind: None if rows is None else rows[: len(own[kind])] for kind, rows in found.items()}
     return found[: len(own)]
+
+
+def gcn_degrees(ids_D: Tensor, edge_index: Tensor, edge_weight: Tensor | None, loop: float | None) -> Tensor:
+    """float [D], by what a GCNConv normalises: the weights of a vertex's in-edges of one relation, and of the self-loop
+    that takes the place of its own."""
+    ends, weight = _with_loops(len(ids_D), edge_index, edge_weight, loop)
+    return weight.new_zeros(len(ids_D)).index_add(0, ends[1], weight)
+
+
+def _with_loops(
+    count: int, edge_index: Tensor, edge_weight: Tensor | None, loop: float | None
+) -> tuple[Tensor, Tensor]:
+    """Edges and their weights, with one self-loop for each of so many destinations unless ``loop`` is None: of the
+    weight of the last that there is, else of ``loop``."""
+    ones = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
+    weight = ones if edge_weight is None else edge_weight
+    if loop is None:
+        return edge_index, weight
+    own, of_loops = edge_index[0] == edge_index[1], weight.new_full((count,), loop)
+    last = torch.full((count,), -1, device=own.device)
+    where = own.nonzero().squeeze(1)
+    last.scatter_reduce_(0, edge_index[1, where], where, "amax")
+    if len(weight):
+        of_loops = torch.where(last >= 0, weight[last.clamp(min=0)], of_loops)
+    loops = torch.arange(count, device=own.device).expand(2, -1)
+    return torch.cat([edge_index[:, ~own], loops], dim=1), torch.cat([weight[~own], of_loops])
+
+
+class NormalizedGcn(torch.nn.Module):
+    """torch_geometric's GCNConv on a chunk, with degrees that are known.
+
+    Args:
+        conv: a GCNConv that normalises.
+    """
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None, degrees: Tensor, own: Tensor
+    ) -> Tensor:
+        """[D, G], of x [S, F] and degrees [S], of which those of the destinations ``own`` [D, F] come first."""
+        edges, weight = _with_loops(len(own), edge_index, edge_weight, gcn_loop(self.conv))
+        roots = degrees.pow(-0.5)
+        roots = roots.masked_fill(roots == torch.inf, 0)
+        conv, weight = self.conv, roots[edges[0]] * weight.to(x.dtype) * roots[edges[1]]
+        conv.normalize = False
+        try:
+            return conv(x, edges, weight)[: len(own)]
+        finally:
+            conv.normalize = True
+
+
+def gcn_loop(conv: Any) -> float | None:
+    """The weight of the self-loops that a GCNConv adds, or None."""
+    return (2.0 if conv.improved else 1.0) if conv.add_self_loops else None
+
+
+def is_gcn(module: Any) -> bool:
+    """Whether it is torch_geometric's GCNConv, and normalises."""
+    return type(module).__name__ == "GCNConv" and module.normalize and not module.cached
 
 
 class TypedHop(Layer):
@@ -110,6 +173,12 @@ class TypedHop(Layer):
             any(name.startswith(data) for name in self._takes) for data in (EDGE_WEIGHT, EDGE_ATTR)
         )
 
+    @property
+    def relations(self) -> list[tuple[int, int]]:
+        """Of each relation its number and the first vertex of its destinations' type."""
+        types = self.types
+        return [(relation, types.starts[types.ends(relation)[1]]) for relation in range(len(types.relations))]
+
     def kinds(self, ids_R: Tensor) -> Tensor:
         """int64 [R], the number of each vertex's type."""
         kinds_R = torch.zeros_like(ids_R)
@@ -125,7 +194,11 @@ class TypedHop(Layer):
         if self.front is not None:
             return self._begin(h, self.front)
         z, own = h.split([self.exchanged.columns, self.own.columns], dim=1)
-        return (z, (z, own)) if self.own.columns else (h, (h,))
+        return self._pair(z, own) if self.own.columns else (h, (h,))
+
+    def _pair(self, z: Tensor, own: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        z = z if z.shape[1] else z.new_zeros((len(z), 1))  # something has to be exchanged
+        return (z, (z, own)) if own.shape[1] else (z, (z,))
 
     def _begin(self, h: Tensor, front: fx.GraphModule) -> tuple[Tensor, tuple[Tensor, ...]]:
         first, ids, rows_of = self.types.first_column, self.rows.ids, self.rows_of(self.kinds(self.rows.ids))
@@ -133,8 +206,7 @@ class TypedHop(Layer):
         for kind, (where, width) in enumerate(zip(rows_of, self.types.widths, strict=True)):
             given |= {f"x_{kind}": h[where, first : first + width], f"ids_{kind}": ids[where]}
         values = _called(front, self._front_takes, given)
-        z = self.exchanged.pack(values, rows_of, h)
-        return (z, (z, self.own.pack(values, rows_of, h))) if self.own.columns else (z, (z,))
+        return self._pair(self.exchanged.pack(values, rows_of, h), self.own.pack(values, rows_of, h))
 
     def aggregate(self, block: Block, z: Tensor, s: Any) -> Tensor:
         block, others = block.with_destinations()

@@ -23,7 +23,7 @@ from hongtu.graph.topology import Topology, build_topology
 from hongtu.kernels.dispatch import as_on_gpu, in_use
 from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.network import Network
+from hongtu.model.network import Kind, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
@@ -133,8 +133,23 @@ def _probe_view(
     dtype: torch.dtype,
     part: float | None = None,
 ) -> dict[str, Taken]:
-    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit."""
-    topology = _largest_block(view, plan.shape, 1.0 if part is None else part)
+    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit; of a graph
+    with types the most of blocks that have edges of one relation."""
+    found = [_probe_kind(plan, view, network, loss, vertices, dtype, part, kind) for kind in network.kinds]
+    return {name: max((of[name] for of in found), key=lambda taken: taken.most - taken.before) for name in found[0]}
+
+
+def _probe_kind(
+    plan: ExecutionPlan,
+    view: Topology,
+    network: Network,
+    loss: MeanLoss | EdgeLoss | None,
+    vertices: int,
+    dtype: torch.dtype,
+    part: float | None,
+    kind: Kind,
+) -> dict[str, Taken]:
+    topology = _largest_block(view, plan.shape, 1.0 if part is None else part, kind.relation)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
     shape = plan.shape
     if shape.sparse_input is not None:
@@ -151,7 +166,7 @@ def _probe_view(
             ordered=plan.choice.ordered,
         )
     small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
-    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)))
+    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)), kind.first)
     device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         twin = network.twin()
@@ -176,7 +191,7 @@ def _probe_view(
 
         try:
             workspace = run(program.setup, training=False) | run(program.train, training=True)
-            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part
+            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part, kind
             if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
                 view.memo[evaluation] = run(program.evaluate, training=False)
             return workspace | view.memo[evaluation]
@@ -184,7 +199,7 @@ def _probe_view(
             device.empty_out()
 
 
-def _largest_block(topology: Topology, shape: NetworkShape, part: float) -> Topology:
+def _largest_block(topology: Topology, shape: NetworkShape, part: float, relation: int) -> Topology:
     """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations; or
     those of a part of it."""
     d, s, e = (ceil(part * int(x.max())) for x in _sizes(topology))
@@ -201,7 +216,7 @@ def _largest_block(topology: Topology, shape: NetworkShape, part: float) -> Topo
     in_edge_start[d] = e + 1
     weight = None if topology.edge_weight is None else np.ones(e + 1, dtype=np.float32)
     largest = build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
-    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.zeros(e + 1, np.int32)
+    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.full(e + 1, relation, np.int32)
     return replace(largest, edge_features=features, edge_type=types).keeping(
         edge_features=shape.edges.features > 0, edge_type=shape.edges.types > 0
     )
@@ -255,7 +270,7 @@ def _most_with_loss(view: Topology, loss: MeanLoss | EdgeLoss | None) -> int:
     return int(np.add.reduceat(loss.loss_vertices, first, dtype=np.int64).max())
 
 
-def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int) -> HostStore:
+def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, first: int | None) -> HostStore:
     """What the host has for the probe, the first vertices with a loss."""
     v = plan.topology.num_vertices
     loss_bits = torch.zeros((v,), dtype=torch.uint8)
@@ -267,7 +282,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int) -
         host.keep(FEATURES, host.zeros(plan.shape.features))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", loss_bits)
-    host.keep_pageable("ids", torch.arange(v))
+    host.keep_pageable("ids", torch.arange(v) if first is None else torch.full((v,), first))
     host.keep_pageable("statistics", torch.ones((v, max(3, plan.shape.statistics_columns)), dtype=dtype))
     host.keep_pageable("factors", torch.ones((v, 2), dtype=dtype))
     host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many
