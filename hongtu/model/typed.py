@@ -142,9 +142,9 @@ class _Root(nn.Module):
     def __init__(self, model: nn.Module, artifact: Artifact, types: VertexTypes, title: str) -> None:
         super().__init__()
         self.model, self.types, self.title = model, types, title
-        there = {EDGE_INDEX: True, EDGE_ATTR: artifact.edge_feature_width, EDGE_WEIGHT: artifact.stored.edge_weight}
-        self.has = [name for name, given in there.items() if given is not None and given != 0]
-        self.edge_columns = artifact.edge_feature_width
+        stored, self.edge_columns = artifact.stored, artifact.edge_feature_width
+        there = {EDGE_INDEX: True, EDGE_ATTR: self.edge_columns > 0, EDGE_WEIGHT: stored.edge_weight is not None}
+        self.has = [name for name, given in there.items() if given]
         parameters = inspect.signature(model.forward).parameters.values()
         several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         self.names = [argument.name for argument in parameters if argument.kind not in several]
@@ -230,6 +230,8 @@ class _Tracer(Tracer):
             return self._examples[str(node.target)]
         if node.op == "get_attr":
             return operator.attrgetter(str(node.target))(self.root)
+        if node.op != "call_module" and any(_base(other) == EDGE_INDEX for other in node.all_input_nodes):
+            refuse_edges(node, self.title)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta[EXAMPLE])
         with torch.no_grad():
             if node.op == "call_method":
@@ -243,6 +245,12 @@ class _Tracer(Tracer):
                 if is_convolution(module) and not is_gcn(module):
                     _check_local(module, (args, kwargs), found, self.title)
             return found
+
+
+def _base(node: fx.Node) -> str:
+    """Of what the forward is called with for one type or relation: which argument; else ""."""
+    first = node.args[0] if node.target is operator.getitem else None
+    return str(first.target) if isinstance(first, fx.Node) and first.op == "placeholder" else ""
 
 
 @contextmanager
@@ -421,14 +429,11 @@ class _Hops:
             return _Value(free=True)
         if node.op == "placeholder":
             return _Value()
-        if self._base(node) == "x":
+        if _base(node) == "x":
             return _Value(kind=node.args[1])  # type: ignore[arg-type]
         if node.target is gcn_degrees:
             return _Value(1, node.args[0])  # type: ignore[arg-type]
-        edges = [other for other in node.all_input_nodes if self._base(other) == EDGE_INDEX]
         conv = self._conv(node)
-        if edges and conv is None:
-            refuse_edges(node, self._title)
         rows = [value for value in inputs if not value.free]
         if conv is not None:
             relation = self._relation(node)
@@ -452,11 +457,6 @@ class _Hops:
             )
         return _Value(hop, kinds.pop())
 
-    def _base(self, node: fx.Node) -> str:
-        """Of what the forward is called with for one type or relation: which argument; else ""."""
-        first = node.args[0] if node.target is operator.getitem else None
-        return str(first.target) if isinstance(first, fx.Node) and first.op == "placeholder" else ""
-
     def _of_edges(self, *nodes: fx.Node) -> bool:
         """Whether any is made of what edges have."""
         return any(
@@ -474,7 +474,7 @@ class _Hops:
 
     def _relation(self, node: fx.Node) -> tuple[str, str, str] | None:
         """Of a convolution's edges; None: several."""
-        found = {other.args[1] for other in node.all_input_nodes if self._base(other) == EDGE_INDEX}
+        found = {other.args[1] for other in node.all_input_nodes if _base(other) == EDGE_INDEX}
         given = [*node.args, *node.kwargs.values()]
         return found.pop() if len(found) == 1 and not any(isinstance(x, dict) for x in given) else None  # type: ignore
 
@@ -501,16 +501,16 @@ class _Hops:
 
     def _place(self, node: fx.Node, part: _Part, hop: int) -> None:
         """Compute a node in a hop, and find what that takes."""
-        if node in part.nodes or self._base(node):
+        if node in part.nodes or _base(node):
             return
         part.nodes.add(node)
         conv = self._conv(node)
         of_sources = set() if conv is None else self._sources(node, conv)
         for other in node.all_input_nodes:
             value = self._values[other]
-            if other.op == "placeholder" or (self._base(other) and self._base(other) != "x"):
+            if other.op == "placeholder" or (_base(other) and _base(other) != "x"):
                 continue
-            if not value.free and (value.hop < hop or self._base(other) == "x") and hop and self._is_rows(other):
+            if not value.free and (value.hop < hop or _base(other) == "x") and hop and self._is_rows(other):
                 (part.all if other in of_sources else part.own).add(other)
             elif value.hop < hop and self._conv(other) is not None:
                 raise InputError(f"{self._title}.forward takes {label(other)} of a convolution, expected its rows")
@@ -549,7 +549,7 @@ class _Hops:
         every: dict[fx.Node, fx.Node] = {}
         inputs = {other for node in part.nodes for other in node.all_input_nodes} | {*outputs}
         for node in self._values:
-            base = self._base(node)
+            base = _base(node)
             if base in OF_EDGES and node in inputs:
                 relation = self._types.relations.index(node.args[1])  # type: ignore[arg-type]
                 own[node] = graph.placeholder(f"{base}_{relation}")

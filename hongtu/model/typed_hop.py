@@ -243,9 +243,10 @@ class TypedHop(Layer):
             fits = (kinds_S[source] == of_sources) & (kinds_S[destination] == of_destinations)
             mine = ((block.edge_type == relation) & fits).nonzero().squeeze(1)  # all but in graphs that are made up
             given[f"{EDGE_INDEX}_{relation}"] = position_S[block.edge_index[:, mine]]
-            for name, of_edges in ((EDGE_ATTR, block.edge_features), (EDGE_WEIGHT, block.edge_weight)):
-                if of_edges is not None:
-                    given[f"{name}_{relation}"] = of_edges[mine]
+            if block.edge_features is not None:
+                given[f"{EDGE_ATTR}_{relation}"] = block.edge_features[mine]
+            weight = torch.ones(1, device=mine.device) if block.edge_weight is None else block.edge_weight
+            given[f"{EDGE_WEIGHT}_{relation}"] = weight.expand(block.num_edges)[mine]
         return given, rows_of
 
 
