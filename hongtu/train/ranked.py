@@ -15,7 +15,7 @@ import hongtu
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
-from hongtu.model.checks import is_random
+from hongtu.model.checks import may_draw
 from hongtu.model.embedding import Embedding
 from hongtu.model.link_loss import LinkLoss, link_loss_in
 from hongtu.model.loss_terms import Losses
@@ -73,7 +73,7 @@ def check_ranked(
     for index, module in enumerate(network.modules):
         of_torch = [part for part in module.modules() if type(part).__module__.startswith("torch.")]
         drawn = [
-            part for part in of_torch if is_random(part) and getattr(part, "p", None) != 0
+            part for part in of_torch if may_draw(part) and getattr(part, "p", None) != 0
         ]  # a rate of 0 draws nothing
         if drawn:
             raise InputError(
