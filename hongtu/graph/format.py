@@ -205,7 +205,7 @@ def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.n
     if widths is not None and not (
         isinstance(widths, list)
         and widths
-        and all(type(width) is int and width > 0 for width in widths)
+        and all(type(width) is int and width >= 0 for width in widths)
         and 1 + max(widths) == manifest["feature_width"]
     ):
         raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")

@@ -19,8 +19,9 @@ class VertexTypes:
         widths: how many columns of features each has; 0: none.
         first_column: where a vertex's own features begin in its row.
         relations: by the number that edges have as their type.
+        edge_columns: how many columns of features the edges of each have; 0: none.
 
-    >>> types = VertexTypes(("paper", "author"), (3, 2), (8, 4), 1, (("author", "writes", "paper"),))
+    >>> types = VertexTypes(("paper", "author"), (3, 2), (8, 4), 1, (("author", "writes", "paper"),), (0,))
     >>> types.starts, types.span("author"), types.ends(0)
     ((0, 3, 5), slice(3, 5, None), (1, 0))
     """
@@ -30,6 +31,7 @@ class VertexTypes:
     widths: tuple[int, ...]
     first_column: int
     relations: tuple[Relation, ...]
+    edge_columns: tuple[int, ...]
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -57,7 +59,9 @@ def read_types(manifest: dict[str, Any]) -> VertexTypes | None:
         return None
     try:
         names, counts = zip(*manifest["types"]["vertices"], strict=True)
-        relations = tuple((str(a), str(b), str(c)) for a, b, c in manifest["types"]["relations"])
+        relations = tuple((str(a), str(b), str(c)) for a, b, c, _ in manifest["types"]["relations"])
+        columns = tuple(width for *_, width in manifest["types"]["relations"])
+        known_columns = all(type(width) is int and width >= 0 for width in columns)
         known = all(isinstance(name, str) for name in names) and len({*names}) == len(names)
         whole = all(type(count) is int and count >= 0 for count in counts) and sum(counts) == manifest["vertices"]
         fits = all({source, destination} <= {*names} for source, _, destination in relations)
@@ -65,6 +69,6 @@ def read_types(manifest: dict[str, Any]) -> VertexTypes | None:
         widths = manifest.get("vertex_types") or [manifest["feature_width"]] * len(names)
     except (TypeError, ValueError, KeyError):
         raise ValueError("types") from None
-    if not (known and whole and fits and numbered and len(widths) == len(names)):
+    if not (known and whole and fits and numbered and known_columns and len(widths) == len(names)):
         raise ValueError("types")
-    return VertexTypes(names, counts, tuple(widths), int("vertex_types" in manifest), relations)
+    return VertexTypes(names, counts, tuple(widths), int("vertex_types" in manifest), relations, columns)

@@ -48,10 +48,10 @@ class Forms:
 
 
 class Kind(NamedTuple):
-    """Of a graph with types a relation, and the first vertex of its destinations' type."""
+    """Of a graph with types a relation, and one or two vertices of its destinations' type."""
 
     relation: int = 0
-    first: int | None = None
+    ids: tuple[int, ...] = (0, 1)
 
 
 class Network:

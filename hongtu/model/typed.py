@@ -38,6 +38,7 @@ from hongtu.model.typed_hop import (
     gcn_degrees,
     gcn_loop,
     is_gcn,
+    rows_at,
 )
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layers.pyg import check_convolution, takes_pair
@@ -142,9 +143,8 @@ class _Root(nn.Module):
     def __init__(self, model: nn.Module, artifact: Artifact, types: VertexTypes, title: str) -> None:
         super().__init__()
         self.model, self.types, self.title = model, types, title
-        stored, self.edge_columns = artifact.stored, artifact.edge_feature_width
-        there = {EDGE_INDEX: True, EDGE_ATTR: self.edge_columns > 0, EDGE_WEIGHT: stored.edge_weight is not None}
-        self.has = [name for name, given in there.items() if given]
+        of_edges = any(types.edge_columns), artifact.stored.edge_weight is not None
+        self.has = [name for name, given in zip(OF_EDGES, (True, *of_edges), strict=True) if given]
         parameters = inspect.signature(model.forward).parameters.values()
         several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
         self.names = [argument.name for argument in parameters if argument.kind not in several]
@@ -165,7 +165,8 @@ class _Root(nn.Module):
     def forward(self, x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any) -> Any:
         rows = {name: x[name] for name, width in zip(self.types.names, self.types.widths, strict=True) if width}
         given = {EDGE_INDEX: edge_index, EDGE_ATTR: edge_attr, EDGE_WEIGHT: edge_weight}
-        edges = {name: {relation: given[name][relation] for relation in self.types.relations} for name in self.has}
+        columns = dict(zip(self.types.relations, self.types.edge_columns, strict=True))
+        edges = {name: {r: given[name][r] for r in columns if name != EDGE_ATTR or columns[r]} for name in self.has}
         if self.of_data:
             stores: dict[Any, dict[str, Any]] = {name: {} for name in self.types.names}
             stores |= {relation: {} for relation in self.types.relations}
@@ -175,6 +176,15 @@ class _Root(nn.Module):
             return self.model(_Data(stores))
         beside = {name: edges[known] for name, known in self.beside.items()}
         return self.model(rows, edges[EDGE_INDEX], **beside)
+
+    def kind_of(self, target: str) -> str | None:
+        """The type without features that a parameter has a row for each vertex of; the one in its name, of several."""
+        found, types = operator.attrgetter(target)(self), self.types
+        if not isinstance(found, nn.Parameter) or found.ndim != 2:
+            return None
+        sizes = zip(types.names, types.counts, types.widths, strict=True)
+        kinds = [name for name, count, width in sizes if width == 0 and count == len(found)]
+        return next((name for name in kinds if name in target.split(".")), kinds[0] if len(kinds) == 1 else None)
 
     def examples(self) -> dict[str, Any]:
         """By the names of forward's arguments: a few rows of every type, and edges of every relation."""
@@ -187,7 +197,8 @@ class _Root(nn.Module):
             at = torch.arange(2 * counts[relation[2]])
             ends[relation] = torch.stack([(at * 3 + 1) % counts[relation[0]], at % counts[relation[2]]])
         of_edges = {relation: len(at[0]) for relation, at in ends.items()}
-        attr = {relation: _numbers(count, self.edge_columns, dtype) for relation, count in of_edges.items()}
+        columns = zip(of_edges.items(), types.edge_columns, strict=True)
+        attr = {relation: _numbers(count, width, dtype) for (relation, count), width in columns}
         weight = {relation: 1.5 + _numbers(count, 1, dtype)[:, 0] for relation, count in of_edges.items()}
         return {"x": x, EDGE_INDEX: ends, EDGE_ATTR: attr, EDGE_WEIGHT: weight}
 
@@ -229,7 +240,9 @@ class _Tracer(Tracer):
         if node.op == "placeholder":
             return self._examples[str(node.target)]
         if node.op == "get_attr":
-            return operator.attrgetter(str(node.target))(self.root)
+            found = operator.attrgetter(str(node.target))(self.root)
+            kind = self.root.kind_of(str(node.target))  # type: ignore[operator]
+            return found if kind is None else found[: len(self._examples["x"][kind])]
         if node.op != "call_module" and any(_base(other) == EDGE_INDEX for other in node.all_input_nodes):
             refuse_edges(node, self.title)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta[EXAMPLE])
@@ -425,6 +438,8 @@ class _Hops:
 
     def _value(self, node: fx.Node) -> _Value:
         inputs = [self._values[other] for other in node.all_input_nodes]
+        if node.op == "get_attr" and (kind := self._root.kind_of(str(node.target))) is not None:
+            return _Value(kind=kind)
         if node.op == "get_attr" or (node.op == "placeholder" and node.target != "x"):
             return _Value(free=True)
         if node.op == "placeholder":
@@ -561,10 +576,14 @@ class _Hops:
                     every[node] = graph.placeholder(f"all_{node.name}")
         known = [node for node in self._values if node in part.nodes]
         drops = [node for node in known if self._drops(node) is not None or node.target is gcn_degrees]
-        ids = {kind: graph.placeholder(f"ids_{kind}") for kind in sorted({*map(self._kind, drops)})}
+        learned = [node for node in known if node.op == "get_attr" and not self._values[node].free]
+        ids = {kind: graph.placeholder(f"ids_{kind}") for kind in sorted({*map(self._kind, [*drops, *learned])})}
         for node in known:
             p, conv = self._drops(node), self._conv(node)
-            if node.target is gcn_degrees:
+            if node in learned:
+                at = ids[self._kind(node)], self._types.starts[self._kind(node)]
+                own[node] = graph.call_function(rows_at, (graph.node_copy(node), *at))
+            elif node.target is gcn_degrees:
                 own[node] = graph.node_copy(node, own.__getitem__)
                 own[node].args = (ids[self._kind(node)], *own[node].args[1:])
             elif p is not None:

@@ -77,6 +77,11 @@ def first_rows(found: Any, own: Any) -> Any:
     return found[: len(own)]
 
 
+def rows_at(rows: Tensor, ids_R: Tensor, first: int) -> Tensor:
+    """Of rows for all vertices of a type, whose first has that id, those with some ids."""
+    return torch.nn.functional.embedding(ids_R - first, rows)
+
+
 def gcn_degrees(ids_D: Tensor, edge_index: Tensor, edge_weight: Tensor | None, loop: float | None) -> Tensor:
     """float [D], by what a GCNConv normalises: the weights of a vertex's in-edges of one relation, and of the self-loop
     that takes the place of its own."""
@@ -174,10 +179,10 @@ class TypedHop(Layer):
         )
 
     @property
-    def relations(self) -> list[tuple[int, int]]:
-        """Of each relation its number and the first vertex of its destinations' type."""
-        types = self.types
-        return [(relation, types.starts[types.ends(relation)[1]]) for relation in range(len(types.relations))]
+    def relations(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Of each relation its number and the first two vertices of its destinations' type, where it has some."""
+        spans = [self.types.span(destination) for _, _, destination in self.types.relations]
+        return [(k, tuple(range(s.start, min(s.stop, s.start + 2)))) for k, s in enumerate(spans) if s.start < s.stop]
 
     def kinds(self, ids_R: Tensor) -> Tensor:
         """int64 [R], the number of each vertex's type."""
@@ -244,7 +249,7 @@ class TypedHop(Layer):
             mine = ((block.edge_type == relation) & fits).nonzero().squeeze(1)  # all but in graphs that are made up
             given[f"{EDGE_INDEX}_{relation}"] = position_S[block.edge_index[:, mine]]
             if block.edge_features is not None:
-                given[f"{EDGE_ATTR}_{relation}"] = block.edge_features[mine]
+                given[f"{EDGE_ATTR}_{relation}"] = block.edge_features[mine, : self.types.edge_columns[relation]]
             weight = torch.ones(1, device=mine.device) if block.edge_weight is None else block.edge_weight
             given[f"{EDGE_WEIGHT}_{relation}"] = weight.expand(block.num_edges)[mine]
         return given, rows_of

@@ -166,7 +166,7 @@ def _probe_kind(
             ordered=plan.choice.ordered,
         )
     small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
-    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)), kind.first)
+    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)), kind.ids)
     device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         twin = network.twin()
@@ -270,7 +270,7 @@ def _most_with_loss(view: Topology, loss: MeanLoss | EdgeLoss | None) -> int:
     return int(np.add.reduceat(loss.loss_vertices, first, dtype=np.int64).max())
 
 
-def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, first: int | None) -> HostStore:
+def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, ids: tuple[int, ...]) -> HostStore:
     """What the host has for the probe, the first vertices with a loss."""
     v = plan.topology.num_vertices
     loss_bits = torch.zeros((v,), dtype=torch.uint8)
@@ -282,7 +282,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, f
         host.keep(FEATURES, host.zeros(plan.shape.features))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", loss_bits)
-    host.keep_pageable("ids", torch.arange(v) if first is None else torch.full((v,), first))
+    host.keep_pageable("ids", torch.tensor(ids).repeat(v)[:v])
     host.keep_pageable("statistics", torch.ones((v, max(3, plan.shape.statistics_columns)), dtype=dtype))
     host.keep_pageable("factors", torch.ones((v, 2), dtype=dtype))
     host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many
