@@ -123,7 +123,11 @@ def _is_heterogeneous(model: nn.Module) -> bool:
     takes = inspect.signature(model.forward).parameters
     kinds = {type(part).__name__ for part in model.modules()}
     typed = isinstance(model, fx.GraphModule) and any("__" in place for place, _ in model.named_modules())
-    return typed or not {"x_dict", "edge_index_dict"}.isdisjoint(takes) or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
+    return (
+        typed
+        or not {"x_dict", "edge_index_dict"}.isdisjoint(takes)
+        or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
+    )
 
 
 def _modules(layers: Iterable[Any]) -> Iterator[nn.Module]:

@@ -221,7 +221,8 @@ class _Tracer(Tracer):
     def create_node(self, *given: Any, **more: Any) -> fx.Node:
         node = super().create_node(*given, **more)
         if node.op != "output":
-            node.meta[EXAMPLE] = self._run(node)
+            with _untraced(), torch.no_grad():
+                node.meta[EXAMPLE] = self._run(node)
         return node
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *others: Any, **more: Any) -> Any:
@@ -242,22 +243,22 @@ class _Tracer(Tracer):
         if node.op == "get_attr":
             found = operator.attrgetter(str(node.target))(self.root)
             kind = self.root.kind_of(str(node.target))  # type: ignore[operator]
-            return found if kind is None else found[: len(self._examples["x"][kind])]
+            rows = 0 if kind is None else len(self._examples["x"][kind])
+            return _numbers(rows, found.shape[1], found.dtype) if rows else found
         if node.op != "call_module" and any(_base(other) == EDGE_INDEX for other in node.all_input_nodes):
             refuse_edges(node, self.title)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta[EXAMPLE])
-        with torch.no_grad():
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            if node.op == "call_function":
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-            module = self.root.get_submodule(str(node.target))
-            with _untraced(), modes_kept(module):
-                module.eval()
-                found = module(*args, **kwargs)
-                if is_convolution(module) and not is_gcn(module):
-                    _check_local(module, (args, kwargs), found, self.title)
-            return found
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op == "call_function":
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        module = self.root.get_submodule(str(node.target))
+        with modes_kept(module):
+            module.eval()
+            found = module(*args, **kwargs)
+            if is_convolution(module) and not is_gcn(module):
+                _check_local(module, (args, kwargs), found, self.title)
+        return found
 
 
 def _base(node: fx.Node) -> str:
@@ -588,7 +589,9 @@ class _Hops:
                 own[node].args = (ids[self._kind(node)], *own[node].args[1:])
             elif p is not None:
                 (rows,) = node.all_input_nodes
-                own[node] = own[rows] if p == 0 else graph.call_module(self._dropout(p), (own[rows], ids[self._kind(node)]))
+                own[node] = (
+                    own[rows] if p == 0 else graph.call_module(self._dropout(p), (own[rows], ids[self._kind(node)]))
+                )
             elif conv is not None:
                 own[node] = self._call(graph, node, conv, own, every)
             else:
@@ -597,7 +600,12 @@ class _Hops:
         return fx.GraphModule(self._root, graph, "Hop")
 
     def _call(
-        self, graph: fx.Graph, node: fx.Node, conv: nn.Module, own: dict[fx.Node, fx.Node], every: dict[fx.Node, fx.Node]
+        self,
+        graph: fx.Graph,
+        node: fx.Node,
+        conv: nn.Module,
+        own: dict[fx.Node, fx.Node],
+        every: dict[fx.Node, fx.Node],
     ) -> fx.Node:
         """A convolution, with rows of sources and of destinations; what it gives of destinations."""
         relation, title = self._relation(node), f"{self._title}.forward calls {str(node.target).removeprefix(PREFIX)}"

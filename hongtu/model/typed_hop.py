@@ -98,7 +98,8 @@ def _with_loops(
     weight = ones if edge_weight is None else edge_weight
     if loop is None:
         return edge_index, weight
-    own, of_loops = edge_index[0] == edge_index[1], weight.new_full((count,), loop)
+    own = edge_index[0] == edge_index[1]
+    of_loops = weight.new_full((count,), 1.0 if edge_weight is None else loop)  # as torch_geometric has it
     last = torch.full((count,), -1, device=own.device)
     where = own.nonzero().squeeze(1)
     last.scatter_reduce_(0, edge_index[1, where], where, "amax")

@@ -83,9 +83,7 @@ class Inferring(Resumable):
 
     @names_known
     @called_by_all(Resumable._check_whole)
-    def predict(
-        self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
-    ) -> Any:
+    def predict(self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None) -> Any:
         """The model's output without dropout, [N, C]: row k is vertex k of the original order, which is
         ``artifact.vertex_ids[k]`` where the input has ids of its own. Of a model for types of vertices what its forward
         returns: the rows of one type, or a dictionary by type.

@@ -70,7 +70,9 @@ def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: Ed
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]), network.without_autocast():
         network.modules.eval()
         try:
-            for part in [part for first in network.kinds for part in _parts(network, features, dtype, edges, first, weights)]:
+            for part in [
+                part for first in network.kinds for part in _parts(network, features, dtype, edges, first, weights)
+            ]:
                 varied_rows, as_they_come = part.functions(network)
                 network.modules.eval()
                 _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)])
