@@ -176,6 +176,7 @@ def is_random(module: nn.Module) -> bool:
 
 
 def may_draw(module: nn.Module) -> bool:
+    """The same of a module without its parts."""
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
     known = library == "hongtu" or (library == "torch" and not is_dropout(module) and name != "RReLU")
     return not known or name == "PyGLayer" or not _plain_activation(module)

@@ -158,8 +158,8 @@ class _Root(nn.Module):
             elif name in needed:
                 raise InputError(
                     f"{title}.forward asks for {name!r}, and there are x_dict, "
-                    f"{', '.join(f'{known}_dict' for known in self.has)} of the graph; give it a default, or preprocess "
-                    "a HeteroData that has it"
+                    f"{', '.join(f'{known}_dict' for known in self.has)} of the graph; give it a default, or "
+                    "preprocess a HeteroData that has it"
                 )
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any) -> Any:
@@ -208,7 +208,7 @@ def _numbers(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 class _Tracer(Tracer):
-    """Runs a small graph through the model beside: what gives a dictionary is one, and lazy weights get their shapes."""
+    """Runs a small graph through the model, too: what gives a dictionary is one, and lazy weights get their shapes."""
 
     def __init__(self, title: str, examples: Mapping[str, Any]) -> None:
         super().__init__(title)

@@ -36,7 +36,7 @@ class RawGraph:
         edge_features: float [E, F] or None; possibly memory-mapped.
         edge_type: integers [E], from 0, or None; possibly memory-mapped.
         edge_types: how many types there are; None until it is known.
-        types: the names and counts of vertex types, and the relations, as the manifest has them; None where no names are.
+        types: names and counts of vertex types, and relations, as the manifest has them; None where there are no names.
         edge_forms: how the input has weights and features of edges, as ``hongtu.graph.artifact.Artifact`` says.
         classes: number of classes; None until it is known.
         ids: the id that the input gives every vertex, int64 [V] or names [V]; None where ids are 0..V-1.

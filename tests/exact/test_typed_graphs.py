@@ -468,3 +468,33 @@ def test_predictions_of_vertices_by_number():
     trainer = check("hgt")
     rows = trainer.predict(vertices=[46, 2])
     torch.testing.assert_close(rows[1], trainer.predict()[2])
+
+
+@pytest.mark.parametrize("kind", [pyg.FastRGCNConv, pyg.RGATConv])
+def test_relations_between_vertices_of_one_type(kind):
+    whole = problems.edge_data()
+
+    class Relational(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (kind(f, c, problems.EDGE_TYPES) for f, c in ((whole.width, H), (H, whole.classes)))
+
+        def forward(self, x, edge_index, edge_type):
+            return self.b(self.a(x, edge_index, edge_type).relu(), edge_index, edge_type)
+
+    model = Relational().double()
+    expected = model(
+        torch.from_numpy(whole.features).double(), whole.edge_index, torch.from_numpy(whole.edge_type).long()
+    )
+    trainer = hongtu.Trainer(prepare(whole, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_learned_row_for_every_vertex():
+    """features="embedding:D": no type has features of its own."""
+    artifact = prepare(problem(), 2, 3, features="embedding:6")
+    trainer = hongtu.Trainer(
+        artifact, hongtu.from_pyg(Net(mixed)), optimizer=functools.partial(torch.optim.Adam, lr=0.05)
+    )
+    losses = [trainer.train_epoch().loss for _ in range(8)]
+    assert losses[-1] < 0.7 * losses[0] and trainer.predict().shape == (45, CLASSES)

@@ -177,6 +177,11 @@ def _remedy(name: str) -> str:
 
 
 def check_convolution(conv: torch.nn.Module) -> None:
+    """Refuse a convolution whose forward, or an option, wants what no chunk has.
+
+    Raises:
+        ValueError: with what to use instead.
+    """
     name = type(conv).__name__
     if not isinstance(conv, torch.nn.Module):
         raise TypeError(f"PyGLayer({conv!r}): expected a convolution of torch_geometric, as PyGLayer(SAGEConv(16, 32))")

@@ -133,8 +133,8 @@ def _probe_view(
     dtype: torch.dtype,
     part: float | None = None,
 ) -> dict[str, Taken]:
-    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit; of a graph
-    with types the most of blocks that have edges of one relation."""
+    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit; of a
+    graph with types the most of blocks that have edges of one relation."""
     found = [_probe_kind(plan, view, network, loss, vertices, dtype, part, kind) for kind in network.kinds]
     return {name: max((of[name] for of in found), key=lambda taken: taken.most - taken.before) for name in found[0]}
 
