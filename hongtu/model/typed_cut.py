@@ -324,7 +324,7 @@ class Hops:
                         f"{title} with rows of {self._values[given].kind} alone, and its edges are {relation}; give it "
                         "a pair, (x_source, x_destination)"
                     )
-                if takes_pair(conv):
+                if takes_pair(conv) and type(conv).__module__.startswith("torch_geometric."):
                     return found, own[given]
                 cut = cut or own[given]
             elif isinstance(given, dict) and not any(self._values[other].free for other in given.values()):

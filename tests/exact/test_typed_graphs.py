@@ -137,6 +137,21 @@ class Homogeneous(nn.Module):
         return self.lin(torch.cat([self.b(h, edge_index), h], dim=-1))
 
 
+class Own(pyg.MessagePassing):
+    """A user's, which takes the rows of one type."""
+
+    def __init__(self):
+        super().__init__(aggr="mean")
+        self.lin = pyg.Linear(-1, H)
+
+    def forward(self, x, edge_index):
+        x = self.lin(x)
+        return x - self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j.tanh()
+
+
 class ByHand(nn.Module):
     """Convolutions that the forward calls for one relation after the other, with features and weights of edges."""
 
@@ -182,6 +197,7 @@ MODELS = {
     "by hand": ByHand,
     "data": lambda: OfData(mixed),
     "embedded": lambda: Embedded(),
+    "own": lambda: Net(lambda *r: Own() if r[0] == r[2] else pyg.SAGEConv((-1, -1), H)),
 }
 LARGE = ("documented", "hgt", "skips", "by hand", "embedded")
 BARE = (0, (45, 20, 3), False, True)
