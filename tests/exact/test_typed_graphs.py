@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -514,3 +515,19 @@ def test_a_learned_row_for_every_vertex():
     )
     losses = [trainer.train_epoch().loss for _ in range(8)]
     assert losses[-1] < 0.7 * losses[0] and trainer.predict().shape == (45, CLASSES)
+
+
+def test_a_manifest_whose_types_do_not_fit_is_refused(tmp_path):
+    hongtu.preprocess_graph(data=graph(), artifact=tmp_path / "out", partitions=1, chunks=2)
+    file = tmp_path / "out" / "manifest.json"
+    told = json.loads(file.read_text())
+    vertices, relations = told["types"]["vertices"], told["types"]["relations"]
+    for wrong in (
+        5, {"vertices": vertices}, {"vertices": vertices[:2], "relations": relations},
+        {"vertices": vertices, "relations": relations[1:]}, {"vertices": [], "relations": []},
+        {"vertices": vertices, "relations": [["paper", "cites", "book", 0], *relations[1:]]},
+        {"vertices": vertices, "relations": [["paper", "cites", "paper", -1], *relations[1:]]},
+    ):  # fmt: skip
+        file.write_text(json.dumps(told | {"types": wrong}))
+        with pytest.raises(InputError, match="types do not fit"):
+            hongtu.open_artifact(tmp_path / "out")
