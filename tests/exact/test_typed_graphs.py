@@ -374,7 +374,7 @@ def test_on_a_disk(name, device):
 
 @pytest.mark.every
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("counts", [(45, 20, 3), (5, 30, 1), (30, 1, 12)], ids=str)
 def test_graphs(seed, counts):
     for name, grain in (("documented", (4, 3)), ("hgt", (2, 7)), ("to_hetero", (3, 2))):
