@@ -100,6 +100,8 @@ def run_stages(
         }
         shape |= {key: count for key, count in written.items() if key == "sparse_numbers"}
         shape |= {key: raw[key] for key in ("edge_types", "edge_forms") if key in raw}
+        if "types" in raw and not (config.undirected or config.self_loops):  # whose edges are of no relation
+            shape["types"] = raw["types"]
         if "feature_parts" in raw:
             shape["vertex_types"] = [int(raw[f"features_{k}"].shape[1]) for k in range(raw["feature_parts"])]
         work.commit(_header(raw, shape, (m, n), config, partitioner, statistics, volumes["volume"]))

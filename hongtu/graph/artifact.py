@@ -32,6 +32,7 @@ from hongtu.graph.halo import Halo
 from hongtu.graph.sparse_rows import PARTS, SparseRows
 from hongtu.graph.topology import Topology
 from hongtu.graph.vertex_ids import VertexIds
+from hongtu.graph.vertex_types import VertexTypes, read_types
 
 Rows = TypeVar("Rows")
 
@@ -185,6 +186,11 @@ class Artifact:
         """Columns of each vertex type's features, which ``hongtu.nn.TypedLinear`` takes; () without types. Column 0 of
         ``features`` is then the type, the vertex's own come next."""
         return tuple(self.manifest.get("vertex_types", ()))
+
+    @property
+    def types(self) -> VertexTypes | None:
+        """The named types of vertices and relations of a ``HeteroData``; None where the input names none."""
+        return read_types(self.manifest)
 
     @property
     def num_classes(self) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.files import open_npy, read_json
 from hongtu.graph.sparse_rows import PARTS
+from hongtu.graph.vertex_types import read_types
 
 FORMAT = "hongtu-artifact"
 VERSION = 1
@@ -204,10 +205,14 @@ def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.n
     if widths is not None and not (
         isinstance(widths, list)
         and widths
-        and all(type(width) is int and width > 0 for width in widths)
+        and all(type(width) is int and width >= 0 for width in widths)
         and 1 + max(widths) == manifest["feature_width"]
     ):
         raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")
+    try:
+        read_types(manifest)
+    except ValueError:
+        raise InputError(f"{path / MANIFEST}: types do not fit the graph; run `hongtu preprocess` again") from None
     ends = {"chunk_start": v, "source_start": len(arrays["sources"]), "in_edge_start": e}
     if "name_start" in arrays:
         ends["name_start"] = len(arrays["name_text"])

@@ -172,10 +172,11 @@ def _may_write(module: nn.Module) -> bool:
 
 def is_random(module: nn.Module) -> bool:
     """Whether a module may draw from torch's generator: any that is not known to draw nothing."""
-    return any(_may_draw(part) for part in module.modules())
+    return any(may_draw(part) for part in module.modules())
 
 
-def _may_draw(module: nn.Module) -> bool:
+def may_draw(module: nn.Module) -> bool:
+    """The same of a module without its parts."""
     name, library = type(module).__name__, type(module).__module__.split(".")[0]
     known = library == "hongtu" or (library == "torch" and not is_dropout(module) and name != "RReLU")
     return not known or name == "PyGLayer" or not _plain_activation(module)

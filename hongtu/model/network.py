@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,13 @@ class Forms:
     s: list[type | None]
     shared: list[tuple[bool, ...]] = field(default_factory=list)
     same_as: dict[int, int | None] = field(default_factory=dict)
+
+
+class Kind(NamedTuple):
+    """Of a graph with types a relation, and one or two vertices of its destinations' type."""
+
+    relation: int = 0
+    ids: tuple[int, ...] = (0, 1)
 
 
 class Network:
@@ -147,6 +154,12 @@ class Network:
         twin = Network(copy.deepcopy(self.modules).cpu(), RowContext(), self.autocast)
         twin.forms = copy.deepcopy(self.forms)
         return twin
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """What rows and edges may be, for who looks at some of each."""
+        every = [Kind(*kind) for layer in self.layers for kind in getattr(layer, "relations", ())]
+        return [*dict.fromkeys(every)] or [Kind()]
 
     @property
     def repeats(self) -> bool:

@@ -21,6 +21,7 @@ from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
 from hongtu.model.traced import EdgeValue, Part, traced_layers
 from hongtu.model.tracer import OF_EDGES, is_convolution
+from hongtu.model.typed import TypedModel
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer
 
@@ -47,12 +48,6 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
             f"from_pyg: got {name} of {type(model).__module__}, expected a convolution of torch_geometric.nn or a "
             "module with some of them inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
-    if _is_heterogeneous(model):
-        raise InputError(
-            f"from_pyg: {name} is for graphs of several types of vertices or edges, whose rows hongtu keeps in one "
-            "matrix; train hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) and "
-            "hongtu.nn.RGCNConv(columns, columns, artifact.num_edge_types) on an artifact of the HeteroData"
-        )
     if any(type(part).__name__ == "DirGNNConv" for part in model.modules()):
         raise InputError(
             f"from_pyg: {name} has a DirGNNConv, which adds up out-edges, too, and layers in-edges alone; preprocess "
@@ -73,6 +68,8 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
         model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if not model.training:
         model.train()  # its own, which may leave a part in evaluation
+    if _is_heterogeneous(model):
+        return [TypedModel(model)]
     without = {without} if isinstance(without, str) else {*without}
     arguments = inspect.signature(model.forward).parameters
     if unknown := without - {key for key in OF_EDGES if key in arguments and arguments[key].default is None}:
@@ -139,7 +136,11 @@ def _is_heterogeneous(model: nn.Module) -> bool:
     takes = inspect.signature(model.forward).parameters
     kinds = {type(part).__name__ for part in model.modules()}
     typed = isinstance(model, fx.GraphModule) and any("__" in place for place, _ in model.named_modules())
-    return typed or "edge_index_dict" in takes or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
+    return (
+        typed
+        or not {"x_dict", "edge_index_dict"}.isdisjoint(takes)
+        or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
+    )
 
 
 def _modules(layers: Iterable[Any]) -> Iterator[nn.Module]:

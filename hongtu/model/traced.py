@@ -87,7 +87,7 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
         reason = " ".join(str(error).split())[:150] or type(error).__name__
-        reason = f"{reason}; in {line}" if (line := _line_of_forward(error)) else reason
+        reason = f"{reason}; in {line}" if (line := line_of_forward(error)) else reason
         remedy = (
             "its way must not depend on values, and what it makes must be made of rows, as torch.ones_like(x[:, :1]): "
             "give its layers as a list"
@@ -289,7 +289,7 @@ def _edge_inputs(
     return found
 
 
-def _line_of_forward(error: Exception) -> str:
+def line_of_forward(error: Exception) -> str:
     """The innermost line of the model's own code that an error went through; "" where there is none."""
     libraries, line, traceback = (
         {"torch", "torch_geometric", "hongtu", *sys.stdlib_module_names},

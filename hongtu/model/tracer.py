@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,11 +110,11 @@ def trace_forward(root: Root, title: str) -> tuple[Root, fx.Graph]:
     """What a model does with all that it takes of edges. Where it does something else without what is optional, and can
     do without, what it does without."""
     if not root.optional:
-        return root, _traced(root, title)
+        return root, traced(root, title)
     without, found, errors = Root(root.model, OF_EDGES), list[tuple[Root, fx.Graph]](), list[Exception]()
     for one in (root, without):
         try:
-            found.append((one, _traced(one, title)))
+            found.append((one, traced(one, title)))
         except Exception as error:  # whatever a forward does with what is no tensor, or is None
             errors.append(error)
     if not found:
@@ -138,7 +138,7 @@ def _calls(graph: fx.Graph) -> list[tuple[str, str, list[int]]]:
     return found
 
 
-def _traced(root: nn.Module, title: str) -> fx.Graph:
+def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None) -> fx.Graph:
     """What a model does in training; functions of dropout that do nothing then are left out.
 
     Raises:
@@ -147,7 +147,7 @@ def _traced(root: nn.Module, title: str) -> fx.Graph:
     flags = {module: module.training for module in root.modules()}
     buffers = [(buffer, times_written(buffer)) for buffer in root.buffers()]
     try:
-        tracers = Tracer(title), Tracer(title)
+        tracers = (make(), make()) if make else (Tracer(title), Tracer(title))
         with functions_of_edges_seen():
             training, evaluation = (tracer.trace(root.train(mode)) for tracer, mode in zip(tracers, (True, False)))
     finally:

@@ -83,20 +83,26 @@ class Inferring(Resumable):
 
     @names_known
     @called_by_all(Resumable._check_whole)
-    def predict(
-        self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None
-    ) -> Tensor | np.ndarray:
+    def predict(self, vertices: Iterable[Any] | None = None, *, out: str | os.PathLike[str] | None = None) -> Any:
         """The model's output without dropout, [N, C]: row k is vertex k of the original order, which is
-        ``artifact.vertex_ids[k]`` where the input has ids of its own.
+        ``artifact.vertex_ids[k]`` where the input has ids of its own. Of a model for types of vertices what its forward
+        returns: the rows of one type, or a dictionary by type.
 
         Args:
-            vertices: the vertices whose rows to return, in this order, named as the input names them; None: all.
+            vertices: the vertices whose rows to return, in this order, named as the input names them; None: all. With
+                types, by their numbers among all vertices.
             out: a .npy file to write all rows to instead, complete or absent; a memory map of it is returned. Of
                 several ranks the first writes it, where all can read it.
         """
         if out is not None and vertices is not None:
             raise InputError("predict: vertices and out do not go together; pick rows of the memory map")
-        return self.embed(-1, vertices, out=out)
+        rows, returns = self.embed(-1, vertices, out=out), getattr(self.model[-1], "returns", None)
+        if returns is None or vertices is not None or out is not None:
+            return rows
+        types, (only, columns) = self.artifact.types, returns
+        assert types is not None
+        by_type = {types.names[kind]: rows[types.span(types.names[kind]), :width] for kind, width in columns.items()}
+        return by_type[only] if only else by_type
 
     @names_known
     @called_by_all(Resumable._check_whole)

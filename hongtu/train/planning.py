@@ -16,6 +16,7 @@ from hongtu.kernels.dispatch import NumbaKernels, using
 from hongtu.model.link_loss import LinkLoss, trained_decoder
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
+from hongtu.model.typed import with_types
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
@@ -55,7 +56,7 @@ def plan_model(
     """
     artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
     artifact.check_bounds()
-    modules = as_modules(layers)
+    modules = as_modules(with_types(layers, artifact))
     fill_widths(modules, artifact, dtype)
     network = Network(modules.to(dtype=dtype), RowContext())
     mean_loss, decoder = make_loss(artifact, loss), trained_decoder(loss)

@@ -15,11 +15,12 @@ import hongtu
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
-from hongtu.model.checks import is_random
+from hongtu.model.checks import may_draw
 from hongtu.model.embedding import Embedding
 from hongtu.model.link_loss import LinkLoss, link_loss_in
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
+from hongtu.model.typed import with_types
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -72,7 +73,7 @@ def check_ranked(
     for index, module in enumerate(network.modules):
         of_torch = [part for part in module.modules() if type(part).__module__.startswith("torch.")]
         drawn = [
-            part for part in of_torch if is_random(part) and getattr(part, "p", None) != 0
+            part for part in of_torch if may_draw(part) and getattr(part, "p", None) != 0
         ]  # a rate of 0 draws nothing
         if drawn:
             raise InputError(
@@ -151,7 +152,7 @@ def plan_ranks(
         BudgetError: when the budget is too small for a rank; names the smallest that works.
     """
     artifact.check_bounds()
-    network = Network(as_modules(layers), RowContext())
+    network = Network(as_modules(with_types(layers, artifact)), RowContext())
     check_ranked(artifact, network, loss, ranks, dependencies)
     optimizer = adam(network.modules.parameters())
     spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)

@@ -31,6 +31,7 @@ from hongtu.model.link_scores import link_scores
 from hongtu.model.loss_terms import Losses, parts_of
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
+from hongtu.model.typed import with_types
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
@@ -223,7 +224,7 @@ class Trainer(Inferring):
                 )
 
                 self._context = RowContext(seed=seed)
-                self.model = as_modules(layers)
+                self.model = as_modules(with_types(layers, self.artifact))
                 self.artifact = bind_edges(self.model, self.artifact, dtype)
                 fill_widths(self.model, self.artifact, dtype)
                 check_tensors(self.model)

@@ -249,7 +249,7 @@ def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
 
 
 def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:
-    step = max(1, BLOCK // array.shape[1])
+    step = max(1, BLOCK // max(1, array.shape[1]))
     for lo in range(0, len(array), step):
         finite = _finite_as_float32(array[lo : lo + step])
         if not finite.all():

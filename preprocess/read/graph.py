@@ -36,6 +36,7 @@ class RawGraph:
         edge_features: float [E, F] or None; possibly memory-mapped.
         edge_type: integers [E], from 0, or None; possibly memory-mapped.
         edge_types: how many types there are; None until it is known.
+        types: names and counts of vertex types, and relations, as the manifest has them; None where there are no names.
         edge_forms: how the input has weights and features of edges, as ``hongtu.graph.artifact.Artifact`` says.
         classes: number of classes; None until it is known.
         ids: the id that the input gives every vertex, int64 [V] or names [V]; None where ids are 0..V-1.
@@ -58,6 +59,7 @@ class RawGraph:
     edge_features: np.ndarray | None = None
     edge_type: np.ndarray | None = None
     edge_types: int | None = None
+    types: dict[str, Any] | None = None
     edge_forms: dict[str, str] = field(default_factory=dict)
     classes: int | None = None
     ids: Any = None

@@ -17,6 +17,8 @@ def to_pieces(raw: RawGraph) -> dict[str, Any]:
     same = ("classes", "edges", "edge_weight", "labels", "edge_features", "edge_type", "edge_types", "partition")
     pieces: dict[str, Any] = {name: getattr(raw, name) for name in same}
     pieces |= {"vertices": raw.num_vertices, "input_edges": int(raw.edges.shape[1])}
+    if raw.types is not None:
+        pieces["types"] = raw.types
     if forms := raw.edge_forms | (
         {} if raw.edge_weight is None else {"edge_weight": raw.edge_forms.get("edge_weight", "field")}
     ):

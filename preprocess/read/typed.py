@@ -69,11 +69,13 @@ def make_typed(vertex_type: Any, parts: Sequence[Any], names: tuple[str, Sequenc
         )
     counts = np.bincount(kind.astype(np.int64), minlength=len(parts))
     for k, part in enumerate(parts):
-        if part.dtype.kind not in "biuf" or part.ndim != 2 or len(part) != counts[k] or part.shape[1] == 0:
+        if part.dtype.kind not in "biuf" or part.ndim != 2 or len(part) != counts[k]:
             raise InputError(
-                f"{names[1][k]}: {part.dtype} of shape {part.shape}, expected float32 [{counts[k]}, F], F > 0: a row "
-                f"for each vertex of type {k}, in the order of their numbers"
+                f"{names[1][k]}: {part.dtype} of shape {part.shape}, expected float32 [{counts[k]}, F]: a row for each "
+                f"vertex of type {k}, in the order of their numbers"
             )
+    if not any(part.shape[1] for part in parts):
+        raise InputError(f"{' and '.join(names[1])}: no columns; leave features out, and pass --features embedding:64")
     return TypedFeatures(kind.astype(np.int32), parts)
 
 

@@ -855,7 +855,6 @@ def test_modules_without_weights_that_a_forward_makes(make):
     torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
 
 
-TWO_TYPES = ["a", "b"], [("a", "r", "b"), ("b", "s", "a")]
 REFUSED = {
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
     "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
@@ -880,10 +879,6 @@ REFUSED = {
     "a plain value": (lambda: Changes("weights"), "Changes.forward calls conv with return_attention_weights=True"),
     "encoders that differ": (lambda: Encoded("twice"), "calls second with edge features in two forms"),
     "edges that drop": (lambda: Encoded("drops"), r"Encoded.third takes edge features from which a dropout"),
-    "types": (lambda: pyg.HeteroConv({("a", "r", "a"): pyg.GCNConv(6, 3)}), "HeteroConv is for .*RGCNConv"),
-    "types of a module": (
-        lambda: pyg.to_hetero(LeavesEdgesOut(pyg.SAGEConv(4, 8)), TWO_TYPES), "for .*TypedLinear"
-    ),
     "a part that is written": (lambda: InPlace(4, 3, changes_a_part), r"changes rows in place \(relu_\) that it"),
     "a part that is kept": (lambda: InPlace(4, 3, keeps_a_part), r"changes rows in place \(iadd\) that it"),
     "a module that writes": (lambda: InPlace(4, 3, calls_what_changes_it), r"changes rows in place \(Halved\) that it"),

@@ -15,7 +15,19 @@ from tests.project.test_rooms import MODULES, ROOT
 RETIRED = {
     "node": (
         "vertex",
-        {"build", "traced", "tracer", "edge_functions", "expression", "in_place", "networkx_graph", "dgl_graph"},
+        {
+            "build",
+            "traced",
+            "tracer",
+            "edge_functions",
+            "expression",
+            "in_place",
+            "networkx_graph",
+            "dgl_graph",
+            "typed_trace",
+            "typed_cut",
+            "typed_hop",
+        },
     ),
     "dry": ("simulated", set()),
 }

@@ -59,8 +59,8 @@ class PyGLayer(Layer):
     def __init__(self, conv: torch.nn.Module, square: bool = False, updates_edges: bool = False) -> None:
         super().__init__()
         self.updates_edges = updates_edges or type(conv).__name__ == "MetaLayer"
-        _check(conv, updates_edges=self.updates_edges)
-        self.square = square or self.updates_edges or not _takes_pair(conv)
+        check_convolution(conv, updates_edges=self.updates_edges)
+        self.square = square or self.updates_edges or not takes_pair(conv)
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
         self._takes, self._takes_size = [*parameters], "size" in parameters
@@ -176,7 +176,12 @@ def _remedy(name: str) -> str:
     return f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
 
 
-def _check(conv: torch.nn.Module, *, updates_edges: bool) -> None:
+def check_convolution(conv: torch.nn.Module, *, updates_edges: bool = False) -> None:
+    """Refuse a convolution whose forward, or an option, wants what no chunk has.
+
+    Raises:
+        ValueError: with what to use instead.
+    """
     name = type(conv).__name__
     if not isinstance(conv, torch.nn.Module):
         raise TypeError(f"PyGLayer({conv!r}): expected a convolution of torch_geometric, as PyGLayer(SAGEConv(16, 32))")
@@ -203,7 +208,7 @@ def _check(conv: torch.nn.Module, *, updates_edges: bool) -> None:
         )
 
 
-def _takes_pair(conv: torch.nn.Module) -> bool:
+def takes_pair(conv: torch.nn.Module) -> bool:
     """Whether the first argument of ``forward`` may be a (source, destination) pair, by its annotation."""
     parameters = list(inspect.signature(conv.forward).parameters.values())
     if not parameters:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hongtu.errors import InputError
 from hongtu.model.checks import modes_kept
-from hongtu.model.network import Network
+from hongtu.model.network import Kind, Network
 from hongtu.model.rows_alone import ROUNDING, ROWS, Function, Given, Result, distance, find_mixture, varied
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
@@ -70,7 +70,9 @@ def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: Ed
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]), network.without_autocast():
         network.modules.eval()
         try:
-            for part in list(_parts(network, features, dtype, edges, weights)):
+            for part in [
+                part for first in network.kinds for part in _parts(network, features, dtype, edges, first, weights)
+            ]:
                 varied_rows, as_they_come = part.functions(network)
                 network.modules.eval()
                 _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)])
@@ -81,10 +83,12 @@ def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: Ed
                 norm.forget()
 
 
-def _parts(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, weights: bool) -> Iterator[_Part]:
-    """The stages and aggregates of a model, each with rows that come from those before it."""
+def _parts(
+    network: Network, features: int, dtype: torch.dtype, edges: EdgeData, kind: Kind, weights: bool
+) -> Iterator[_Part]:
+    """The stages and aggregates of a model, each with rows of one kind that come from those before it."""
     h = torch.sin(torch.arange(ROWS * features, dtype=dtype)).reshape(ROWS, features)
-    of_rows = torch.arange(ROWS) % 2, torch.tensor([[1.0, 0.0, torch.nan, 1.0]] * ROWS, dtype=dtype)
+    of_rows = torch.tensor(kind.ids).repeat(ROWS)[:ROWS], torch.tensor([[1.0, 0.0, torch.nan, 1.0]] * ROWS, dtype=dtype)
     known = {-1: h}
     a: Tensor = h
     s: Given = ()

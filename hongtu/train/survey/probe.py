@@ -23,7 +23,7 @@ from hongtu.graph.topology import Topology, build_topology
 from hongtu.kernels.dispatch import as_on_gpu, in_use, kernels_key
 from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.network import Network
+from hongtu.model.network import Kind, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
@@ -138,26 +138,28 @@ def _probe_view(
     part: float | None = None,
 ) -> dict[str, Taken]:
     """What layers take in every pass on the largest block of one view, or on a part of it as without a limit. Models
-    and losses of known classes are run once in a process for blocks of one size."""
-    topology = _largest_block(view, plan.shape, 1.0 if part is None else part)
-    key = _key(plan, view, topology, network, loss, vertices, dtype, part)
+    and losses of known classes are run once in a process for blocks of one size; of a graph with types, what counts is
+    the most of blocks that have edges of one relation."""
+    key = _key(plan, view, network, loss, vertices, dtype, part)
     if key in _probed:
         return _probed[key]
-    taken = _run_probe(plan, view, topology, network, loss, vertices, dtype, part)
+    found = [_probe_kind(plan, view, network, loss, vertices, dtype, part, kind) for kind in network.kinds]
+    taken = {name: max((of[name] for of in found), key=lambda taken: taken.most - taken.before) for name in found[0]}
     if key is not None:
         _probed[key] = taken
     return taken
 
 
 def _key(
-    plan: ExecutionPlan, view: Topology, block: Topology, network: Network, loss: MeanLoss | EdgeLoss | None,
-    vertices: int, dtype: torch.dtype, part: float | None,
+    plan: ExecutionPlan, view: Topology, network: Network, loss: MeanLoss | EdgeLoss | None, vertices: int,
+    dtype: torch.dtype, part: float | None,
 ) -> Hashable | None:  # fmt: skip
     """All that the memory of layers depends on there, or None where that is somebody's own."""
     choice, sparse = plan.choice, plan.shape.sparse_input
     model = digest_of(network.modules), digest_of(loss.known if isinstance(loss, MeanLoss) else type(loss))
     if None in model:
         return None
+    block = _largest_block(view, plan.shape, 1.0 if part is None else part, 0)
     counts = [*block.chunk_start, len(block.local_source), block.in_edge_start[1], _most_with_loss(view, loss)]
     if sparse is not None:
         counts += [sparse.width, sparse.numbers(view).max()]
@@ -168,16 +170,17 @@ def _key(
     )  # fmt: skip
 
 
-def _run_probe(
+def _probe_kind(
     plan: ExecutionPlan,
     view: Topology,
-    topology: Topology,
     network: Network,
     loss: MeanLoss | EdgeLoss | None,
     vertices: int,
     dtype: torch.dtype,
     part: float | None,
+    kind: Kind,
 ) -> dict[str, Taken]:
+    topology = _largest_block(view, plan.shape, 1.0 if part is None else part, kind.relation)
     schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
     shape = plan.shape
     if shape.sparse_input is not None:
@@ -194,7 +197,7 @@ def _run_probe(
             ordered=plan.choice.ordered,
         )
     small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
-    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)))
+    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)), kind.ids)
     device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
     with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
         twin = network.twin()
@@ -219,7 +222,7 @@ def _run_probe(
 
         try:
             workspace = run(program.setup, training=False) | run(program.train, training=True)
-            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part
+            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part, kind
             if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
                 view.memo[evaluation] = run(program.evaluate, training=False)
             return workspace | view.memo[evaluation]
@@ -227,7 +230,7 @@ def _run_probe(
             device.empty_out()
 
 
-def _largest_block(topology: Topology, shape: NetworkShape, part: float) -> Topology:
+def _largest_block(topology: Topology, shape: NetworkShape, part: float, relation: int) -> Topology:
     """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations; or
     those of a part of it."""
     d, s, e = (ceil(part * int(x.max())) for x in _sizes(topology))
@@ -244,7 +247,7 @@ def _largest_block(topology: Topology, shape: NetworkShape, part: float) -> Topo
     in_edge_start[d] = e + 1
     weight = None if topology.edge_weight is None else np.ones(e + 1, dtype=np.float32)
     largest = build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
-    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.zeros(e + 1, np.int32)
+    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.full(e + 1, relation, np.int32)
     return replace(largest, edge_features=features, edge_type=types).keeping(
         edge_features=shape.edges.features > 0, edge_type=shape.edges.types > 0
     )
@@ -298,7 +301,7 @@ def _most_with_loss(view: Topology, loss: MeanLoss | EdgeLoss | None) -> int:
     return int(np.add.reduceat(loss.loss_vertices, first, dtype=np.int64).max())
 
 
-def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int) -> HostStore:
+def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, ids: tuple[int, ...]) -> HostStore:
     """What the host has for the probe, the first vertices with a loss."""
     v = plan.topology.num_vertices
     loss_bits = torch.zeros((v,), dtype=torch.uint8)
@@ -310,7 +313,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int) -
         host.keep(FEATURES, host.zeros(plan.shape.features))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", loss_bits)
-    host.keep_pageable("ids", torch.arange(v))
+    host.keep_pageable("ids", torch.tensor(ids).repeat(v)[:v])
     host.keep_pageable("statistics", torch.ones((v, max(3, plan.shape.statistics_columns)), dtype=dtype))
     host.keep_pageable("factors", torch.ones((v, 2), dtype=dtype))
     host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many

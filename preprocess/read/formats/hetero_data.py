@@ -50,6 +50,7 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
     edges = {key: _checked(edges_of(data[key], title, square=False), key, counts) for key, title in relations.items()}
     source = np.concatenate([ends.source + first[key[0]] for key, ends in edges.items()])
     destination = np.concatenate([ends.destination + first[key[2]] for key, ends in edges.items()])
+    sizes = [len(ends.source) for ends in edges.values()]
     weights = [ends.weight for ends in edges.values()]
     ones = [np.ones(len(ends.source), np.float32) for ends in edges.values()]  # what a missing weight means
     weighted = any(weight is not None for weight in weights)
@@ -60,26 +61,49 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
         blocks=array_blocks(name, source, destination, None if weight is None else np.concatenate(weight)),
         num_vertices=vertices,
         features=_features(fields, counts, kinds) if needs_features else None,
-        edge_features=_edge_features({relations[key]: ends.features for key, ends in edges.items()}),
-        edge_type=np.repeat(np.arange(len(edges)), [len(ends.source) for ends in edges.values()]),
+        edge_features=_edge_features([ends.features for ends in edges.values()], sizes),
+        edge_type=np.repeat(np.arange(len(edges)), sizes),
         edge_types=len(edges),
+        types={
+            "vertices": [[kind, int(count)] for kind, count in counts.items()],
+            "relations": [[*key, 0 if e.features is None else e.features.shape[1]] for key, e in edges.items()],
+        },
         edge_forms=dict(set.intersection(*({*ends.forms.items()} for ends in edges.values()))),
     )
-    labelled = [kind for kind in kinds if fields[kind]["labels"] is not None]
-    if len(labelled) > 1:
-        both = " and ".join(f"{kinds[kind]}.y" for kind in labelled[:2])
-        raise InputError(f"{both}: labels of two vertex types, expected one; delete the other")
-    for kind in labelled:
+    for kind in [kind for kind in kinds if fields[kind]["labels"] is not None]:
         span, labels = slice(first[kind], first[kind] + counts[kind]), fields[kind]["labels"]
         if labels.dtype.kind in "biu":  # which have no NaN for vertices of other types
             labels = labels.astype(np.float32 if numbers else np.int64)
-        raw.labels = _spread(labels, span, vertices, axis=0)
+        title, before = f"{kinds[kind]}.y", raw.names.get("labels")
+        raw.labels = _together(raw.labels, _spread(labels, span, vertices, axis=0), span, 0, (before, title))
         own = masks_of(data[kind], kinds[kind])
         if own.masks is not None:
             masks = {split: of_numbers(mask, counts[kind], own.names[split]) for split, mask in own.masks.items()}
-            raw.masks = {split: _spread(mask, span, vertices, axis=-1) for split, mask in masks.items()}
-        raw.names = {"labels": f"{kinds[kind]}.y"} | own.names
+            known = raw.masks or {}
+            for split, mask in masks.items():
+                names = raw.names.get(split), own.names[split]
+                known[split] = _together(known.get(split), _spread(mask, span, vertices, axis=-1), span, -1, names)
+            raw.masks = known
+        raw.names = own.names | {"labels": title} | raw.names
     return raw
+
+
+def _together(
+    before: np.ndarray | None, rows: np.ndarray, span: slice, axis: int, names: tuple[str | None, str]
+) -> np.ndarray:
+    """Rows of a type among those of types before it.
+
+    Raises:
+        InputError: where they have another form.
+    """
+    if before is None:
+        return rows
+    if before.shape != rows.shape or before.dtype.kind != rows.dtype.kind:
+        found = f"{before.dtype} {before.shape} and {rows.dtype} {rows.shape}"
+        raise InputError(f"{' and '.join(map(str, names))}: {found}, expected the same for both; delete one")
+    place = (..., span) if axis else (span,)
+    before[place] = rows[place]
+    return before
 
 
 def _checked(ends: Ends, key: tuple[str, str, str], counts: Mapping[str, int]) -> Ends:
@@ -88,32 +112,28 @@ def _checked(ends: Ends, key: tuple[str, str, str], counts: Mapping[str, int]) -
         if ids.dtype.kind in "iu" and len(ids) and not 0 <= ids.min() <= ids.max() < counts[kind]:
             bad = ids.min() if ids.min() < 0 else ids.max()
             raise InputError(f"{ends.title}: vertex {bad}, expected 0 to {counts[kind] - 1}, as there are {kind!r}")
+    if ends.features is not None and len(ends.features) != len(ends.source):
+        title = ends.title.replace("edge_index", "edge_attr")
+        raise InputError(f"{title}: {len(ends.features)} rows, expected one for each of {len(ends.source)} edges")
     return ends
 
 
-def _edge_features(given: Mapping[str, np.ndarray | None]) -> np.ndarray | None:
-    """Those of each relation, one after the other; None where none has any."""
-    columns = {title: 0 if rows is None else rows.shape[1] for title, rows in given.items()}
-    first, expected = next(iter(columns.items()))
-    for title, found in columns.items():
-        if found != expected:
-            raise InputError(
-                f"{first}.edge_attr and {title}.edge_attr: {expected} and {found} columns, expected as many for every "
-                "edge type; fill up with zeros, or delete them"
-            )
-    return np.concatenate(list(given.values())) if expected else None
+def _edge_features(given: list[np.ndarray | None], counts: list[int]) -> np.ndarray | None:
+    """Those of each relation, one after the other, with zeros behind those that have fewer; None where none has any."""
+    columns = max(0 if rows is None else rows.shape[1] for rows in given)
+    found = np.zeros((sum(counts), columns), np.float32)
+    for first, rows in zip(np.cumsum([0, *counts]), given):
+        if rows is not None:
+            found[first : first + len(rows), : rows.shape[1]] = rows
+    return found if columns else None
 
 
 def _features(fields: Mapping[str, Any], counts: Mapping[str, int], titles: Mapping[str, str]) -> Any:
     parts = [fields[kind]["features"] for kind in fields]
     if all(part is None for part in parts):
         return None
-    for kind, part in zip(fields, parts, strict=True):
-        if part is None:
-            raise InputError(
-                f"{titles[kind]}: no x, as other types have; give it one (torch.ones({counts[kind]}, 1)), or pass "
-                "--features embedding:64 for all"
-            )
+    blank = {kind: np.zeros((count, 0), np.float32) for kind, count in counts.items()}  # as those without x have
+    parts = [blank[kind] if part is None else part for kind, part in zip(fields, parts, strict=True)]
     dense = [part.toarray() if hasattr(part, "toarray") else part for part in parts]
     names = [f"{titles[kind]}.x" for kind in fields]
     vertex_type = np.repeat(np.arange(len(parts)), list(counts.values()))

@@ -1,0 +1,249 @@
+"""What the forward of a model for typed graphs calls: torch.fx's trace, while a small graph runs through the model."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
+from hongtu.graph.vertex_types import VertexTypes
+from hongtu.model.checks import modes_kept
+from hongtu.model.edge_functions import refuse_edges
+from hongtu.model.traced import line_of_forward
+from hongtu.model.tracer import Tracer, is_convolution, traced
+from hongtu.model.typed_hop import EDGE_ATTR, EDGE_INDEX, EDGE_WEIGHT, is_gcn
+
+OF_EDGES = EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT
+EXAMPLE = "example"  # of a node's metadata: what it gives on a small graph
+PREFIX = "model."
+_CALLS = nn.Module.__call__, nn.Module.__getattr__  # torch.fx puts its own there while it traces
+
+
+def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
+    """What a model does in training, by node; each has what it gives on a small graph in its metadata.
+
+    Raises:
+        InputError: where it cannot be traced, or does something else in evaluation.
+    """
+    try:
+        return traced(root, title, lambda: _Tracer(title, root))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a forward does
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = f"{reason}; in {line}" if (line := line_of_forward(error)) else reason
+        raise InputError(
+            f"{title}.forward cannot be traced ({reason}); it is called with x_dict and edge_index_dict of the types "
+            f"{', '.join(root.types.names)} on a small graph, and its way must not depend on values"
+        ) from None
+
+
+class _Data:
+    """A ``HeteroData`` as a forward may read it."""
+
+    def __init__(self, stores: dict[Any, dict[str, Any]]) -> None:
+        self._stores = stores
+        for name in ("x", *OF_EDGES):
+            found = {key: store[name] for key, store in stores.items() if name in store}
+            if found:
+                setattr(self, f"{name}_dict", found)
+
+    def __getitem__(self, *key: Any) -> _Data:
+        found = key[0] if len(key) == 1 else key
+        one = object.__new__(_Data)
+        vars(one).update(self._stores[found])
+        return one
+
+
+class TypedRoot(nn.Module):
+    """Calls the model with dictionaries of rows and of edges, or with one ``HeteroData``."""
+
+    def __init__(self, model: nn.Module, artifact: Artifact, types: VertexTypes, title: str) -> None:
+        super().__init__()
+        self.model, self.types, self.title = model, types, title
+        of_edges = any(types.edge_columns), artifact.stored.edge_weight is not None
+        self.has = [name for name, given in zip(OF_EDGES, (True, *of_edges), strict=True) if given]
+        parameters = inspect.signature(model.forward).parameters.values()
+        several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        self.names = [argument.name for argument in parameters if argument.kind not in several]
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in several]
+        self.of_data = len(needed) == 1 and len(self.names) == 1
+        self.beside = {}
+        for name in () if self.of_data else self.names[2:]:
+            known = name.removesuffix("_dict")
+            if known in self.has[1:]:
+                self.beside[name] = known
+            elif name in needed:
+                raise InputError(
+                    f"{title}.forward asks for {name!r}, and there are x_dict, "
+                    f"{', '.join(f'{known}_dict' for known in self.has)} of the graph; give it a default, or "
+                    "preprocess a HeteroData that has it"
+                )
+
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any) -> Any:
+        rows = {name: x[name] for name, width in zip(self.types.names, self.types.widths, strict=True) if width}
+        given = {EDGE_INDEX: edge_index, EDGE_ATTR: edge_attr, EDGE_WEIGHT: edge_weight}
+        columns = dict(zip(self.types.relations, self.types.edge_columns, strict=True))
+        edges = {name: {r: given[name][r] for r in columns if name != EDGE_ATTR or columns[r]} for name in self.has}
+        if self.of_data:
+            stores: dict[Any, dict[str, Any]] = {name: {} for name in self.types.names}
+            stores |= {relation: {} for relation in self.types.relations}
+            by_name: dict[str, dict[Any, Any]] = {"x": rows, **edges}
+            for name, of in by_name.items():
+                for key, value in of.items():
+                    stores[key][name] = value
+            return self.model(_Data(stores))
+        beside = {name: edges[known] for name, known in self.beside.items()}
+        return self.model(rows, edges[EDGE_INDEX], **beside)
+
+    def kind_of(self, target: str) -> str | None:
+        """The type without features that a parameter has a row for each vertex of; the one in its name, of several."""
+        found, types = operator.attrgetter(target)(self), self.types
+        if not isinstance(found, nn.Parameter) or found.ndim != 2:
+            return None
+        sizes = zip(types.names, types.counts, types.widths, strict=True)
+        kinds = [name for name, count, width in sizes if width == 0 and count == len(found)]
+        return next((name for name in kinds if name in target.split(".")), kinds[0] if len(kinds) == 1 else None)
+
+    @cached_property
+    def examples(self) -> dict[str, Any]:
+        """By the names of forward's arguments: a few rows of every type, and edges of every relation."""
+        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        dtype, types = next(floats, torch.get_default_dtype()), self.types
+        counts = dict(zip(types.names, range(4, 4 + len(types.names)), strict=True))
+        x = {name: _numbers(counts[name], width, dtype) for name, width in zip(types.names, types.widths, strict=True)}
+        ends = {}
+        for relation in types.relations:
+            at = torch.arange(2 * counts[relation[2]])
+            ends[relation] = torch.stack([(at * 3 + 1) % counts[relation[0]], at % counts[relation[2]]])
+        of_edges = {relation: len(at[0]) for relation, at in ends.items()}
+        columns = zip(of_edges.items(), types.edge_columns, strict=True)
+        attr = {relation: _numbers(count, width, dtype) for (relation, count), width in columns}
+        weight = {relation: 1.5 + _numbers(count, 1, dtype)[:, 0] for relation, count in of_edges.items()}
+        return {"x": x, EDGE_INDEX: ends, EDGE_ATTR: attr, EDGE_WEIGHT: weight}
+
+
+def _numbers(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return torch.sin(torch.arange(rows * columns, dtype=dtype)).view(rows, columns)
+
+
+class _Tracer(Tracer):
+    """Runs a small graph through the model, too: what gives a dictionary is one, and lazy weights get their shapes."""
+
+    def __init__(self, title: str, root: TypedRoot) -> None:
+        super().__init__(title)
+        self._root, self._examples = root, root.examples
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        chain = type(m) in (nn.Sequential, nn.ModuleDict)
+        return not chain and super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *given: Any, **more: Any) -> fx.Node:
+        node = super().create_node(*given, **more)
+        if node.op != "output":
+            with _untraced(), torch.no_grad():
+                node.meta[EXAMPLE] = self._run(node)
+        return node
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *others: Any, **more: Any) -> Any:
+        proxy: Any = super().create_proxy(kind, target, args, kwargs, *others, **more)
+        shown = proxy.node.meta.get(EXAMPLE)
+        if kind == "placeholder" or isinstance(shown, torch.Size):
+            return proxy
+        if isinstance(shown, dict):
+            return {key: None if value is None else proxy[key] for key, value in shown.items()}
+        if isinstance(shown, tuple | list):
+            parts = [proxy[k] for k in range(len(shown))]
+            return parts if type(shown) in (tuple, list) else type(shown)(parts)  # torch.max's has names
+        return proxy
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._examples[str(node.target)]
+        if node.op == "get_attr":
+            found = operator.attrgetter(str(node.target))(self.root)
+            kind = self._root.kind_of(str(node.target))
+            rows = 0 if kind is None else len(self._examples["x"][kind])
+            return _numbers(rows, found.shape[1], found.dtype) if rows else found
+        if node.op != "call_module" and any(base_of(other) == EDGE_INDEX for other in node.all_input_nodes):
+            refuse_edges(node, self.title)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta[EXAMPLE])
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op == "call_function":
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        module = self.root.get_submodule(str(node.target))
+        with modes_kept(module):
+            module.eval()
+            found = module(*args, **kwargs)
+            if is_convolution(module) and not is_gcn(module):
+                _check_local(module, (args, kwargs), found, self.title)
+        return found
+
+
+def base_of(node: fx.Node) -> str:
+    """Of what the forward is called with for one type or relation: which argument; else ""."""
+    first = node.args[0] if node.target is operator.getitem else None
+    return str(first.target) if isinstance(first, fx.Node) and first.op == "placeholder" else ""
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Inside, calls of modules are no part of a trace."""
+    traced_calls = nn.Module.__call__, nn.Module.__getattr__
+    nn.Module.__call__, nn.Module.__getattr__ = _CALLS  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__, nn.Module.__getattr__ = traced_calls  # type: ignore[method-assign]
+
+
+def _check_local(conv: nn.Module, given: Any, found: Any, title: str) -> None:
+    """Refuse a convolution that gives other rows for some destinations where only their in-edges, and these edges'
+    sources, are known."""
+    last = 2  # destinations 0 and 1 of every type
+    edges = [x for x in _tensors(given) if not x.is_floating_point() and x.ndim == 2 and len(x) == 2]
+    kept = {ends.shape[1]: ends[1] < last for ends in edges}
+    if len(kept) < len({ends.shape[1] for ends in edges}) or not edges:
+        return
+    needed = {0, 1, *(int(v) for ends in edges for v in ends[0, ends[1] < last])}
+
+    def part(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: part(of) for key, of in value.items()}
+        if isinstance(value, tuple | list):
+            return tuple(part(of) for of in value)
+        if any(value is ends for ends in edges):
+            return value[:, value[1] < last]
+        if isinstance(value, Tensor) and value.ndim and len(value) in kept:
+            return value[kept[len(value)]]
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
+            value = value.clone()
+            value[[row for row in range(len(value)) if row not in needed]] = torch.nan
+        return value
+
+    args, kwargs = part(given)
+    again = conv(*args, **kwargs)
+    for whole, few in zip(_tensors(found), _tensors(again), strict=True):
+        if not torch.allclose(whole[:last], few[:last], rtol=1e-4, atol=1e-5):
+            raise InputError(
+                f"{title}: {type(conv).__name__} gives rows that depend on more than a vertex's in-edges and their "
+                "sources, all that a chunk has; use a convolution that does not, such as SAGEConv, GraphConv, GATConv "
+                "or HGTConv"
+            )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [x for part in value for x in _tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
