@@ -74,12 +74,12 @@ def test_statistics_of_the_whole_graph_are_observed_once_an_epoch():
         return hongtu.Trainer(artifact(), layers, dtype=torch.float64, device_memory="30KB", **options)
 
     undisturbed = normalised()
-    expected = losses_of(undisturbed.fit(4))
+    expected = losses_of(undisturbed.fit(2 + Sample.OFTEN))
     trainer = normalised(on_oom="replan")
     losses = losses_of(trainer.fit(2))
     Hungry.per_row = 500
     with pytest.warns(UserWarning, match="planned again"):
-        losses += losses_of(trainer.fit(2))
+        losses += losses_of(trainer.fit(Sample.OFTEN))
     assert losses == pytest.approx(expected, rel=1e-12)
     for found, buffer in zip(trainer.model.buffers(), undisturbed.model.buffers(), strict=True):
         torch.testing.assert_close(found, buffer, rtol=1e-9, atol=1e-9)
