@@ -61,7 +61,7 @@ def test_rows_that_are_apart(model, grain, monkeypatch):
 @six
 def test_batches_overlap_and_caches_evict(model):
     problem, strategy = problems.directed_weighted(), replace(Strategy(), resident=False, group=False)
-    some = budget(model, problem, (4, 8), 1.75, device="cuda", strategy=strategy)
+    some = budget(model, problem, (4, 8), 2.5, device="cuda", strategy=strategy)
     trainer = check(model, problem, (4, 8), epochs=5, device="cuda", strategy=strategy, device_memory=some)
     assert trainer.plan.choice.staging == 2
 
