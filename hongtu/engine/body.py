@@ -61,6 +61,7 @@ class Body:
         ):
             for call in x.body:
                 self.call(call)
+        self.network.context.rows = None  # which hold what layers made of them
 
     def call(self, x: Call) -> None:
         """Run one kernel."""

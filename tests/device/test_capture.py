@@ -178,7 +178,7 @@ def test_layers_that_ask_the_device_run_eagerly(monkeypatch):
         float(x.detach()[0, 0])
         return relu(x)
 
-    monkeypatch.setattr("hongtu.model.checks._PLAIN", {asks})
+    monkeypatch.setattr("hongtu.model.checks.PLAIN_ACTIVATIONS", {asks})
     trainer = trainer_of(lambda f, c: [GCNConv(f, 5, activation=asks), GCNConv(5, c)], (1, 7), captures=True)
     seen = replays(trainer, monkeypatch)
     for number in (1, 2, 3, 4):

@@ -87,9 +87,9 @@ def test_what_may_compute_something_else_has_another_digest() -> None:
 def test_a_process_tries_models_of_one_digest_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And plans them alike, however its parameters are drawn."""
     artifact, traced, probed = problems.prepare(problems.awkward(), 2, 3), [], []
-    trace, run = shape.trace, probe._run_probe
+    trace, run = shape.trace, probe._probe_kind
     monkeypatch.setattr(shape, "trace", lambda *given: traced.append(1) or trace(*given))
-    monkeypatch.setattr(probe, "_run_probe", lambda *given: probed.append(1) or run(*given))
+    monkeypatch.setattr(probe, "_probe_kind", lambda *given: probed.append(1) or run(*given))
     plans, counts = [], []
     for _ in range(2):
         layers = [hnn.SAGEConv(6, 13, activation="relu"), nn.Dropout(0.25), hnn.GATConv(13, 3)]
@@ -100,3 +100,26 @@ def test_a_process_tries_models_of_one_digest_once(monkeypatch: pytest.MonkeyPat
         counts.append((len(traced), len(probed)))
     assert counts[0] == counts[1] and min(counts[0]) > 0
     assert plans[0].workspace == plans[1].workspace and plans[0].peak_bytes == plans[1].peak_bytes
+
+
+@pytest.mark.parametrize("of", [0, 1], ids=["layers", "loss"])
+def test_what_is_somebodys_own_is_run_each_time(of: int) -> None:
+    """It may take something else."""
+    artifact, calls = problems.prepare(problems.awkward(), 2, 3), []
+
+    class Seen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return x * 2
+
+    def scored(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return nn.functional.cross_entropy(out, target, reduction="none")
+
+    counts = []
+    for _ in range(2):
+        layers = [hnn.SAGEConv(6, 13), *([Seen()] if of == 0 else []), hnn.GATConv(13, 3)]
+        hongtu.Trainer(artifact, layers, device_memory="60%", loss=scored if of else "cross_entropy")
+        counts.append(len(calls))
+        calls.clear()
+    assert counts[0] == counts[1] > 0

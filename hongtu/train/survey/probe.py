@@ -156,7 +156,8 @@ def _key(
 ) -> Hashable | None:  # fmt: skip
     """All that the memory of layers depends on there, or None where that is somebody's own."""
     choice, sparse = plan.choice, plan.shape.sparse_input
-    model = digest_of(network.modules), digest_of(loss.known if isinstance(loss, MeanLoss) else type(loss))
+    scored = loss.known if isinstance(loss, MeanLoss) else [type(loss)]
+    model = digest_of(network.modules), None if scored is None else digest_of(scored)
     if None in model:
         return None
     block = _largest_block(view, plan.shape, 1.0 if part is None else part, 0)
