@@ -5,7 +5,8 @@ Legend: D destinations, E edges, F columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -111,13 +112,13 @@ def lane_elements(dtype: torch.dtype, *multiples: int) -> int:
 _without_hubs = [0]  # address of an indptr; 0: of none
 
 
-class knowing_hubs:
+@contextmanager
+def knowing_hubs() -> Iterator[None]:
     """Until the end of this, ``has_no_hub`` holds, or as long as it is of another indptr."""
-
-    def __enter__(self) -> None:
-        _without_hubs.append(0)
-
-    def __exit__(self, *error: object) -> None:
+    _without_hubs.append(0)
+    try:
+        yield
+    finally:
         _without_hubs.pop()
 
 

@@ -7,10 +7,10 @@ a ``layer_memory.WorkspaceTracker``. Their sum never exceeds the budget: like a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from math import prod
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -198,28 +198,28 @@ class DeviceMemory(ABC):
         sets = self._sets[name]
         return sets[number % len(sets)]
 
-    def computing(self, name: str = "", chunk: int = 0) -> Computing:
+    @contextmanager
+    def computing(self, name: str = "", chunk: int = 0) -> Iterator[None]:
         """Layers run inside: their time counts, and what they allocate counts against the budget: in a pass, of the
         chunks that a sample has.
 
         Args:
             name, chunk: the pass and chunk that they run on.
         """
-        return Computing(self, name, chunk)
-
-    def _begin_layers(self, name: str, chunk: int) -> tuple[int, WorkspaceTracker | None]:
-        """Bytes that layers hold already, and what sees their operations."""
+        start, live = perf_counter(), self._workspace.live
         counted = not name or self._sample.takes(name, chunk, most=self.budget is not None)
         self._running, self._counted = (name, chunk), counted
-        return self._workspace.live, self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name))
-
-    def _end_layers(self, name: str, chunk: int, live: int) -> None:
-        if self._counted:
+        kernels = nullcontext() if self.cpu_kernels is None else using(self.cpu_kernels)
+        sees = self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name))
+        with kernels, sees or nullcontext():
+            yield
+        if counted:
             taken = self._workspace
             self._sample.counted(name, chunk, taken.recent, before=live, substituted=taken.substituted > 0)
         else:
             self._sample.ran(name, chunk)
             self._workspace.reached(self._sample.took(name, chunk, live))
+        self.traffic.seconds["compute"] += perf_counter() - start
 
     def recognize(self, tensor: Tensor, what: int | str) -> None:
         """Inside ``computing``: count a tensor of a chunk that is not counted, if layers had made it when it was.
@@ -285,30 +285,6 @@ class DeviceMemory(ABC):
             self.arena_peak = self.arena
         if total > self.peak:
             self.peak = total
-
-
-class Computing:
-    """While it is entered, layers run on a device; a class, for every chunk enters one."""
-
-    def __init__(self, device: DeviceMemory, name: str, chunk: int) -> None:
-        self._device, self._name, self._chunk = device, name, chunk
-
-    def __enter__(self) -> None:
-        device = self._device
-        self._start = perf_counter()
-        self._live, self._sees = device._begin_layers(self._name, self._chunk)
-        self._kernels = None if device.cpu_kernels is None else using(device.cpu_kernels)
-        for inside in (self._kernels, self._sees):
-            if inside is not None:
-                inside.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        for inside in (self._sees, self._kernels):
-            if inside is not None:
-                inside.__exit__(kind, error, trace)
-        if kind is None:
-            self._device._end_layers(self._name, self._chunk, self._live)
-            self._device.traffic.seconds["compute"] += perf_counter() - self._start
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype, *, apart: bool) -> tuple[int, ...]:

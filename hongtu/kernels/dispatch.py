@@ -11,10 +11,10 @@ where it counts as what layers allocate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor, cuda, empty, uint8
@@ -27,6 +27,8 @@ from hongtu.cuda_ext.arguments import has_rows
 from hongtu.cuda_ext.arguments import knowing_hubs as knowing_hubs
 from hongtu.hardware import LANE, padded
 from hongtu.kernels import attention, gates, graph_attention, reductions, reference, rows, sums, transposes
+
+T = TypeVar("T")
 
 
 class Kernels(Protocol):
@@ -138,27 +140,24 @@ def kernels_for(tensor: Tensor) -> Kernels:
     return _on_gpu(tensor.get_device()) if tensor.is_cuda else _for_cpu[-1]
 
 
-class _Pushed:
-    """While it is entered, a value is the last of a stack."""
-
-    def __init__(self, stack: list[Any], value: Any) -> None:
-        self._stack, self._value = stack, value
-
-    def __enter__(self) -> None:
-        self._stack.append(self._value)
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.pop()
+@contextmanager
+def _pushed(stack: list[T], value: T) -> Iterator[None]:
+    """While it is entered, a value is the last of a stack: by a generator, which an interrupt at any line ends."""
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
 
 
 def using(chosen: Kernels) -> AbstractContextManager[None]:
     """Run these kernels on CPU tensors."""
-    return _Pushed(_for_cpu, chosen)
+    return _pushed(_for_cpu, chosen)
 
 
 def watching(call: Callable[[str, tuple[Any, ...]], None]) -> AbstractContextManager[None]:
     """Inside, show the name and the arguments of every kernel that runs on CPU tensors."""
-    return _Pushed(_watching, call)
+    return _pushed(_watching, call)
 
 
 def on_numba(tensor: Tensor) -> bool:
@@ -173,7 +172,7 @@ def has_numba_kernel(tensor: Tensor) -> bool:
 
 def as_on_gpu(wanted: bool = True) -> AbstractContextManager[None]:
     """Inside, CPU tensors do without the kernels that only the CPU has, and so take the memory that a GPU's would."""
-    return _Pushed(_as_on_gpu, wanted)
+    return _pushed(_as_on_gpu, wanted)
 
 
 def new_rows(like: Tensor, count: int, columns: int, *, zero: bool = False) -> Tensor:
