@@ -136,13 +136,15 @@ class Check:
         if left < 1:
             return self._note(row | {"status": "no time left"})
         files = self.options.work / f"{part.name}.out", self.options.work / f"{part.name}.err"
-        start, more = time.monotonic(), dict(part.environment) | {MARK: str(self.options.work)}
+        more = dict(part.environment) | {MARK: str(self.options.work)}
         with open(files[0], "wb") as stdout, open(files[1], "wb") as stderr:
             try:
                 process = begin(part.command, stdout, stderr, more, part.forked and on_gpu(self.options))
             except OSError as error:
                 return self._note(row | {"status": LEFT_OUT, "why": f"{part.command[0]} cannot run here: {error}"})
-        run = Running(part, process, files, start, start + min(part.limit * self.options.slow, left), row)
+        start = time.monotonic()  # what is imported for the first copy may take longer than its limit
+        last = min(start + part.limit * self.options.slow, self.begun + self.options.seconds)
+        run = Running(part, process, files, start, last, row)
         self._running.append(run)
         return run
 

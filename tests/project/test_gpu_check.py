@@ -150,6 +150,15 @@ def test_what_cannot_be_written_ends_no_call(monkeypatch, tmp_path, capsys, full
     assert said.count("done") == 2 and "cannot be written" in said
 
 
+def test_what_is_imported_for_a_part_takes_none_of_its_time(monkeypatch, tmp_path):
+    """As from a disk that a fresh machine has not read yet."""
+    begin = gpu_check.begin
+    monkeypatch.setattr(gpu_check, "begin", lambda *found: time.sleep(2.5) or begin(*found))
+    steps(monkeypatch, [python("memory", "import time; time.sleep(0.1); print(1)", 2)])
+    _, rows = check(monkeypatch, tmp_path)
+    assert rows["memory"]["status"] == "done" and rows["memory"]["begun"] > 2 > rows["memory"]["seconds"]
+
+
 @pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), UnicodeEncodeError("ascii", "é", 0, 1, "no")])
 def test_what_nobody_reads_is_kept(monkeypatch, tmp_path, error):
     """As where the connection to a machine is gone, and what it prints with it."""
