@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--more", action="store_true", help="the second call")
     parser.add_argument("--known", type=Path, help="gpu-check.jsonl of a machine that is gone: what it did is done")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/hongtu-gpu-check"), help="rows, graphs, artifacts")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/hongtu-gpu-check"), help="rows, artifacts")
     parser.add_argument("--device", default="cuda", help="'simulated' tries the check itself, without a GPU")
     parser.add_argument("--vertices", type=int, default=1_000_000, help="of the graph that epochs are timed on")
     parser.add_argument("--chunks", type=int, default=64, help="of its finest grain (default: %(default)s)")

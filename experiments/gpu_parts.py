@@ -137,6 +137,7 @@ def made(options: argparse.Namespace, vertices: int, limit: int) -> Part:
     )
     half = str(max(1, (os.cpu_count() or 1) // 2))
     threads = ("OMP_NUM_THREADS", half), ("NUMBA_NUM_THREADS", half)
+    script += f"; made=$?; rm -rf '{graph}'; exit $made"  # nobody reads it again, and /tmp may be small
     return Part(name, ("sh", "-c", f"rm -rf '{graph}'; {script}"), limit, environment=threads)
 
 

@@ -65,6 +65,14 @@ def test_epochs_and_rates_on_a_simulated_device(monkeypatch, tmp_path):
     text = (tmp_path / "out" / "gpu-check.txt").read_text()
     assert "s an epoch" in text and "a chunk of nothing, us" in text and "captured: " in text
     assert len(list((tmp_path / "out").iterdir())) == 3  # few and small enough to come back
+    assert not list((tmp_path / "work").glob("graph of*"))
+
+
+def test_what_made_no_artifact_says_so_and_leaves_no_graph(tmp_path):
+    options = SimpleNamespace(work=tmp_path, chunks=0, order="input")
+    command = gpu_parts.made(options, 40, 1).command
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 2 and "chunks: 0" in told.stderr and not list(tmp_path.iterdir())
 
 
 HANG = "import subprocess, time; print('{\"a\": 1}', flush=True); subprocess.Popen(['sleep', '77.25']); time.sleep(77)"
