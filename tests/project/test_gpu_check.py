@@ -501,6 +501,8 @@ def test_counters_of_the_last_launch_of_each_kernel_are_the_result():
     assert gpu_results.result_of(printed, "")["result"]["rates"] == {
         "copy: DRAM Throughput, %": 91.25, "copy: Memory Throughput, Gbyte/s": 2913.5, "add: DRAM Throughput, %": 7.0
     }  # fmt: skip
+    nothing = ["==PROF== Connected", '{"rates": {"copy, GB/s": 1.0}}', "==WARNING== No kernels were profiled."]
+    assert gpu_results.result_of(nothing, "") == {"said": nothing[-1]}
 
 
 STACKS = """Fatal Python error: Aborted
