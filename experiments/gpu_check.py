@@ -2,6 +2,7 @@
 
     make gpu-check OUT=DIR    # facts, each kernel, training, links, rates, epochs: within --seconds
     make gpu-more OUT=DIR     # what failed, again; then a larger graph, counters of kernels, memory checks
+    make gpu-more OUT=DIR CHECK="--known FILE"    # the same on another machine, with the first one's gpu-check.jsonl
 
 Rows are kept in --work, which outlives the call, and copied to DIR after every part: gpu-check.jsonl (one line a
 part), .txt (for people) and .log (what each part printed). Parts that are done are not run again. Every part
@@ -79,6 +80,10 @@ class Check:
         while any(run in self._running for run in begun):
             self._look()
 
+    def done(self, part: Part) -> bool:
+        """Whether it would not be run again."""
+        return self._prepare(part)[2]
+
     def artifact(self, name: str, seconds: float) -> bool:
         """Whether a part that runs beside the others is done, or is within so many seconds; else it ends."""
         until = time.monotonic() + seconds
@@ -108,7 +113,8 @@ class Check:
             if run.process.poll() is not None or time.monotonic() > run.end:
                 self._end(run, run.process.poll())
 
-    def _begin(self, part: Part) -> Running | None:
+    def _prepare(self, part: Part) -> tuple[Part, dict[str, Any], bool]:
+        """A part as it would begin now, its row, and whether it is done."""
         row: dict[str, Any] = {"part": part.name, "device": self.options.device}
         ways, known = [" ".join(("python", *part.command[1:]))], self.known.get(part.name, {})
         broken = [name for name, other in self.known.items() if other.get("crashed") and name != part.name]
@@ -117,7 +123,12 @@ class Check:
             ways.append(" ".join((*ways, *part.eager)))
             row |= {"note": f"eager, for '{broken[0]}' crashed or hung"}
         row |= {"command": ways[-1]}
-        if known.get("status") == DONE and known["command"] in ways and known["device"] == row["device"]:
+        done = known.get("status") == DONE and known["command"] in ways and known["device"] == row["device"]
+        return part, row, done
+
+    def _begin(self, part: Part) -> Running | None:
+        part, row, done = self._prepare(part)
+        if done:
             return None
         left = self.options.seconds - (time.monotonic() - self.begun)
         if part.needs_gpu and not on_gpu(self.options):
@@ -125,13 +136,15 @@ class Check:
         if left < 1:
             return self._note(row | {"status": "no time left"})
         files = self.options.work / f"{part.name}.out", self.options.work / f"{part.name}.err"
-        start, more = time.monotonic(), dict(part.environment) | {MARK: str(self.options.work)}
+        more = dict(part.environment) | {MARK: str(self.options.work)}
         with open(files[0], "wb") as stdout, open(files[1], "wb") as stderr:
             try:
                 process = begin(part.command, stdout, stderr, more, part.forked and on_gpu(self.options))
             except OSError as error:
                 return self._note(row | {"status": LEFT_OUT, "why": f"{part.command[0]} cannot run here: {error}"})
-        run = Running(part, process, files, start, start + min(part.limit * self.options.slow, left), row)
+        start = time.monotonic()  # what is imported for the first copy may take longer than its limit
+        last = min(start + part.limit * self.options.slow, self.begun + self.options.seconds)
+        run = Running(part, process, files, start, last, row)
         self._running.append(run)
         return run
 
@@ -170,8 +183,9 @@ class Check:
 
     def _note(self, row: dict[str, Any]) -> None:
         self.known[row["part"]] = row
-        print(line(row), flush=True)
         self._report(row)
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            print(line(row), flush=True)
 
     def _report(self, row: dict[str, Any] | None = None) -> None:
         work, out = self.options.work, self.options.out
@@ -183,7 +197,8 @@ class Check:
                 if (work / name).exists():
                     shutil.copyfile(work / name, out / name)
         except (OSError, OutputError) as error:  # a full disk costs no part
-            print(f"cannot be written: {error}", flush=True)
+            with suppress(OSError, ValueError):
+                print(f"cannot be written: {error}", flush=True)
 
 
 def kept(path: Path) -> list[dict[str, Any]]:
@@ -197,6 +212,13 @@ def kept(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def adopt(known: Path, rows: Path) -> None:
+    """Begin with the rows of another machine, but for what it is and what lies there."""
+    its = ('{"part": "machine"', '{"part": "limits"', '{"part": "artifact of')
+    lines = known.read_text(errors="replace").splitlines(keepends=True)
+    rows.write_text("".join(text for text in lines if not text.startswith(its)))
+
+
 def on_gpu(options: argparse.Namespace) -> bool:
     return bool(options.device.startswith("cuda"))
 
@@ -205,7 +227,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--more", action="store_true", help="the second call")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/hongtu-gpu-check"), help="rows, graphs, artifacts")
+    parser.add_argument("--known", type=Path, help="gpu-check.jsonl of a machine that is gone: what it did is done")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/hongtu-gpu-check"), help="rows, artifacts")
     parser.add_argument("--device", default="cuda", help="'simulated' tries the check itself, without a GPU")
     parser.add_argument("--vertices", type=int, default=1_000_000, help="of the graph that epochs are timed on")
     parser.add_argument("--chunks", type=int, default=64, help="of its finest grain (default: %(default)s)")
@@ -224,13 +247,17 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
     if on_gpu(options):
         if os.environ.get(MARK) != str(options.work):  # what marks a process is what it began with, copies included
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {MARK: str(options.work)})
+            marked = os.environ | {MARK: str(options.work), "PYTHONUTF8": "1"}  # rows hold what no locale need have
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], marked)
         os.environ.setdefault("HONGTU_HOST_MEMORY", options.host_memory)
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     for number in SIGNALS:
         signal.signal(number, lambda found, _: sys.exit(128 + found))
     if count := end_left_behind(options.work):
         print(f"{count} processes of an earlier call were ended", flush=True)
+    rows = options.work / "gpu-check.jsonl"
+    if options.known is not None and not rows.exists():
+        adopt(options.known, rows)
     check = Check(options)
     try:
         for parts in (more if options.more else first)(check):

@@ -23,6 +23,8 @@ def result_of(lines: list[str], shows: str) -> dict[str, Any]:
     shows something."""
     if counted := counters(lines):
         return {"result": {"rates": counted}}
+    if profiled := [text for text in lines if text.startswith(("==PROF==", "==WARNING==", "==ERROR=="))]:
+        return {"said": profiled[-1]}  # rates of a program under `ncu` are no result
     found: dict[str, Any] = {}
     for text in lines:
         with suppress(ValueError):

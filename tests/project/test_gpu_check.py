@@ -65,6 +65,14 @@ def test_epochs_and_rates_on_a_simulated_device(monkeypatch, tmp_path):
     text = (tmp_path / "out" / "gpu-check.txt").read_text()
     assert "s an epoch" in text and "a chunk of nothing, us" in text and "captured: " in text
     assert len(list((tmp_path / "out").iterdir())) == 3  # few and small enough to come back
+    assert not list((tmp_path / "work").glob("graph of*"))
+
+
+def test_what_made_no_artifact_says_so_and_leaves_no_graph(tmp_path):
+    options = SimpleNamespace(work=tmp_path, chunks=0, order="input")
+    command = gpu_parts.made(options, 40, 1).command
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 2 and "chunks: 0" in told.stderr and not list(tmp_path.iterdir())
 
 
 HANG = "import subprocess, time; print('{\"a\": 1}', flush=True); subprocess.Popen(['sleep', '77.25']); time.sleep(77)"
@@ -148,6 +156,43 @@ def test_what_cannot_be_written_ends_no_call(monkeypatch, tmp_path, capsys, full
         check(monkeypatch, tmp_path)
     said = capsys.readouterr().out
     assert said.count("done") == 2 and "cannot be written" in said
+
+
+def test_what_is_imported_for_a_part_takes_none_of_its_time(monkeypatch, tmp_path):
+    """As from a disk that a fresh machine has not read yet."""
+    begin = gpu_check.begin
+    monkeypatch.setattr(gpu_check, "begin", lambda *found: time.sleep(2.5) or begin(*found))
+    steps(monkeypatch, [python("memory", "import time; time.sleep(0.1); print(1)", 2)])
+    _, rows = check(monkeypatch, tmp_path)
+    assert rows["memory"]["status"] == "done" and rows["memory"]["begun"] > 2 > rows["memory"]["seconds"]
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), UnicodeEncodeError("ascii", "é", 0, 1, "no")])
+def test_what_nobody_reads_is_kept(monkeypatch, tmp_path, error):
+    """As where the connection to a machine is gone, and what it prints with it."""
+
+    def unread(*_, **__):
+        raise error
+
+    monkeypatch.setattr(gpu_check, "print", unread, raising=False)
+    steps(monkeypatch, [python("good", "print(1)")], [python("next", "print(2)")])
+    code, rows = check(monkeypatch, tmp_path)
+    assert code == 0 and (rows["good"]["said"], rows["next"]["said"]) == ("1", "2")
+
+
+def test_another_machine_goes_on_with_the_rows_of_the_first(monkeypatch, tmp_path):
+    """But makes what lay there, and says itself what it is."""
+    mark, names = tmp_path / "mark", ("machine", "limits", "artifact of 300", "good")
+    again = python("fails", f"import pathlib, sys; sys.exit(not pathlib.Path({str(mark)!r}).exists())")
+    steps(monkeypatch, [again, *(python(name, "print(1)") for name in names)])
+    check(monkeypatch, tmp_path)
+    mark.touch()
+    (tmp_path / "there").mkdir()
+    code, rows = check(monkeypatch, tmp_path / "there", "--known", str(tmp_path / "out" / "gpu-check.jsonl"))
+    written = (tmp_path / "there" / "out" / "gpu-check.jsonl").read_text().splitlines()
+    begun = [json.loads(row)["part"] for row in written]
+    assert code == 0 and sorted(begun[:2]) == ["fails", "good"]
+    assert sorted(begun[2:]) == sorted({"fails", *names} - {"good"}) and len(rows) == 5
 
 
 def test_a_process_that_the_driver_holds_is_not_waited_for(monkeypatch):
@@ -358,12 +403,16 @@ def test_an_artifact_that_is_late_ends_and_a_smaller_one_takes_its_place(monkeyp
     assert rows["large"]["status"] == "took too long" and rows["last"]["status"] == "done"
 
 
+def options_of_calls(work, seconds):
+    kinds = {"device": "cuda", "order": "input", "more": True}
+    return SimpleNamespace(work=work, vertices=1000, megabytes=1, chunks=1, epochs=3, seconds=seconds, **kinds)
+
+
 @pytest.mark.parametrize("known", [{}, {"machine": {"status": "failed"}}], ids=["a fresh machine", "after the first"])
 def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
-    options = SimpleNamespace(
-        work=tmp_path, device="cuda", vertices=1000, megabytes=1, chunks=1, order="input", epochs=3, seconds=300
-    )
-    found = SimpleNamespace(options=options, known=known, late=[], artifact=lambda name, seconds: name.endswith("1000"))
+    options = options_of_calls(tmp_path, 300)
+    found = SimpleNamespace(options=options, known=known, late=[], done=lambda part: False)
+    found.artifact = lambda name, seconds: name.endswith("1000")
     first, more = ([part for step in call(found) for part in step] for call in (gpu_parts.first, gpu_parts.more))
     assert {part.name for part in first} <= {part.name for part in more} or not known
     for parts in (first, more):
@@ -380,6 +429,18 @@ def test_both_calls_are_bounded_and_eager_runs_come_first(tmp_path, known):
     copies = {part.name for part in (*first, *more) if part.forked}
     assert copies == {"memory", "kernels", *gpu_parts.TRAINING, *(f"kernels of {x}.cu" for x in gpu_parts.KERNELS)}
     assert all(part.command[:2] == (sys.executable, "-m") for part in (*first, *more) if part.name in copies)
+
+
+def test_artifacts_for_epochs_that_are_done_are_not_made_nor_waited_for(tmp_path):
+    """On another machine than that of the first call they are not there, and 4 million vertices take the time."""
+    options = options_of_calls(tmp_path, 390)
+    for undone, small in (("", False), ("gat captured", False), ("gat captured", True)):
+        found = SimpleNamespace(options=options, late=[])
+        found.done = lambda part, undone=undone: part.name != undone and "artifact of 400" in " ".join(part.command)
+        found.artifact = lambda name, seconds, small=small: not small
+        parts = [part for step in gpu_parts.first(found) for part in step]
+        runs = {size for part in parts if part.alike for size in (400, 1000) if f"of {size}" in part.alike}
+        assert len(found.late) == (2 if undone else 0) and runs == ({400 if small else 1000} if undone else set())
 
 
 def test_every_test_of_kernels_beside_a_reference_is_run_for_one_file():
@@ -440,6 +501,8 @@ def test_counters_of_the_last_launch_of_each_kernel_are_the_result():
     assert gpu_results.result_of(printed, "")["result"]["rates"] == {
         "copy: DRAM Throughput, %": 91.25, "copy: Memory Throughput, Gbyte/s": 2913.5, "add: DRAM Throughput, %": 7.0
     }  # fmt: skip
+    nothing = ["==PROF== Connected", '{"rates": {"copy, GB/s": 1.0}}', "==WARNING== No kernels were profiled."]
+    assert gpu_results.result_of(nothing, "") == {"said": nothing[-1]}
 
 
 STACKS = """Fatal Python error: Aborted
