@@ -37,7 +37,7 @@ class Toy:
     """What the executor knows of a network, and the loss. Nothing in it depends on chunks."""
 
     def __init__(self, shape: NetworkShape) -> None:
-        self.shape, self.chunk, self.current = shape, 0, "toy"
+        self.shape, self.chunk, self.current, self.context = shape, 0, "toy", SimpleNamespace()
         columns = [shape.features, *(layer.a for layer in shape.layers)]
         gives = [*(layer.z for layer in shape.layers), shape.output]
         self.weights = [
