@@ -332,6 +332,7 @@ def test_strategies(name, grain, strategy):
     check(name, grain, strategy=strategy)
 
 
+@pytest.mark.most(2)
 @pytest.mark.every
 @pytest.mark.long
 @large
@@ -340,6 +341,7 @@ def test_budgets(name, budget):
     check(name, (2, 6), device_memory=budget)
 
 
+@pytest.mark.most(2)
 @pytest.mark.every
 @pytest.mark.long
 @large
@@ -350,6 +352,7 @@ def test_pruned(name, options):
     assert trainer.plan.choice.fields
 
 
+@pytest.mark.most(2)
 @pytest.mark.every
 @pytest.mark.long
 @large
@@ -361,6 +364,7 @@ def test_ranks(name, ranks, dependencies):
     run_ranks(ranks, lambda group: check(name, (4, 3), ranks=group, dependencies=dependencies))
 
 
+@pytest.mark.most(2)
 @pytest.mark.every
 @pytest.mark.long
 @large
