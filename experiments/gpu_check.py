@@ -203,20 +203,24 @@ class Check:
 
 def kept(path: Path) -> list[dict[str, Any]]:
     """Rows of earlier calls; a line that one which was killed left unfinished goes."""
+    rows, whole = rows_of(path)
+    if not whole:
+        write(path, rows)
+    return rows
+
+
+def rows_of(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The rows of a file, if there is one, and whether every line is one."""
     lines, rows = path.read_text(errors="replace").splitlines() if path.exists() else [], []
     for text in lines:
         with suppress(ValueError):
             rows.append(json.loads(text))
-    if len(rows) < len(lines):
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return rows
+    return rows, len(rows) == len(lines)
 
 
-def adopt(known: Path, rows: Path) -> None:
-    """Begin with the rows of another machine, but for what it is and what lies there."""
-    its = ('{"part": "machine"', '{"part": "limits"', '{"part": "artifact of')
-    lines = known.read_text(errors="replace").splitlines(keepends=True)
-    rows.write_text("".join(text for text in lines if not text.startswith(its)))
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Have these rows in a file."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def on_gpu(options: argparse.Namespace) -> bool:
@@ -256,8 +260,9 @@ def main() -> None:
     if count := end_left_behind(options.work):
         print(f"{count} processes of an earlier call were ended", flush=True)
     rows = options.work / "gpu-check.jsonl"
-    if options.known is not None and not rows.exists():
-        adopt(options.known, rows)
+    if options.known is not None and not rows.exists():  # but for what that machine is, and what lay there
+        its = "machine", "limits", "artifact of"
+        write(rows, [row for row in rows_of(options.known)[0] if not row["part"].startswith(its)])
     check = Check(options)
     try:
         for parts in (more if options.more else first)(check):

@@ -37,10 +37,16 @@ def onednn_linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> T
     return torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, bias_N, "none", [], "")
 
 
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+"""Where a module has its hooks."""
+
+HOLDS = "_parameters", "_buffers", "_modules", *HOOKS
+"""Where a module has what it is made of."""
+
+
 def hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
     """What calling a module calls, too, by a number of its own: torch lists its hooks nowhere in public."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return {key: hook for name in names for key, hook in getattr(module, name).items()}
+    return {key: hook for name in HOOKS for key, hook in getattr(module, name).items()}
 
 
 def has_hooks(module: nn.Module) -> bool:

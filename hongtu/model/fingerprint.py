@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+from hongtu.kernels.torch_private import HOLDS
+
 LAZY = nn.UninitializedParameter, nn.UninitializedBuffer
-HOLDS = "_parameters", "_buffers", "_modules", *HOOKS
 
 
 class Fingerprint:

@@ -55,6 +55,10 @@ class Kind(NamedTuple):
     relation: int = 0
     ids: tuple[int, ...] = (0, 1)
 
+    def vertices(self, count: int) -> Tensor:
+        """int64, so many of them in turn."""
+        return torch.tensor(self.ids).repeat(count)[:count]
+
 
 class Network:
     """Runs stages and aggregates of a model, with the same random numbers in forward and recomputation.

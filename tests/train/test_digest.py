@@ -87,9 +87,9 @@ def test_what_may_compute_something_else_has_another_digest() -> None:
 def test_a_process_tries_models_of_one_digest_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And plans them alike, however its parameters are drawn."""
     artifact, traced, probed = problems.prepare(problems.awkward(), 2, 3), [], []
-    trace, run = shape.trace, probe._probe_kind
+    trace, run = shape.trace, probe._Probe.run
     monkeypatch.setattr(shape, "trace", lambda *given: traced.append(1) or trace(*given))
-    monkeypatch.setattr(probe, "_probe_kind", lambda *given: probed.append(1) or run(*given))
+    monkeypatch.setattr(probe._Probe, "run", lambda *given: probed.append(1) or run(*given))
     plans, counts = [], []
     for _ in range(2):
         layers = [hnn.SAGEConv(6, 13, activation="relu"), nn.Dropout(0.25), hnn.GATConv(13, 3)]

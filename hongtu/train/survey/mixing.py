@@ -88,7 +88,7 @@ def _parts(
 ) -> Iterator[_Part]:
     """The stages and aggregates of a model, each with rows of one kind that come from those before it."""
     h = torch.sin(torch.arange(ROWS * features, dtype=dtype)).reshape(ROWS, features)
-    of_rows = torch.tensor(kind.ids).repeat(ROWS)[:ROWS], torch.tensor([[1.0, 0.0, torch.nan, 1.0]] * ROWS, dtype=dtype)
+    of_rows = kind.vertices(ROWS), torch.tensor([[1.0, 0.0, torch.nan, 1.0]] * ROWS, dtype=dtype)
     known = {-1: h}
     a: Tensor = h
     s: Given = ()

@@ -8,7 +8,7 @@ with a loss as any chunk, in the mask of every term.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -74,17 +74,18 @@ def probe_workspace(
     workspace: dict[str, int] = {}
     every: dict[str, tuple[int, int, int]] = {}  # by pass, what one chunk takes, and what it and all leave
     for key, view in plan.views.items():
+        probe = _Probe(plan, view, network, loss, vertices, dtype)
         names = {p.name for p in plan.passes.every if plan.view_of(p) == key}
         # rows of a part of the graph are put into resident tensors by an int64 copy of their positions
         positions = 0 if view.active is None else 8 * int(view.num_dst.max())
         if whole:
             part = min(1.0, SAMPLE / max(1, *(int(x.max()) for x in _sizes(view))))
-            large, small = (_probe_view(plan, view, network, loss, vertices, dtype, x) for x in (part, part / 2))
+            large, small = (replace(probe, part=x).taken() for x in (part, part / 2))
             for name in names & large.keys():
                 one, left, left_by_all = _of_chunks(small[name], large[name], part, view)
                 every[name] = one + positions, left, left_by_all
         else:
-            taken = _probe_view(plan, view, network, loss, vertices, dtype)
+            taken = probe.taken()
             workspace |= {name: taken[name].most + positions for name in names & taken.keys()}
     if whole:
         kept = _add_up(workspace, plan.passes.setup, every, 0)
@@ -128,127 +129,120 @@ def _add_up(
     return kept
 
 
-def _probe_view(
-    plan: ExecutionPlan,
-    view: Topology,
-    network: Network,
-    loss: MeanLoss | EdgeLoss | None,
-    vertices: int,
-    dtype: torch.dtype,
-    part: float | None = None,
-) -> dict[str, Taken]:
-    """What layers take in every pass on the largest block of one view, or on a part of it as without a limit. Models
-    and losses of known classes are run once in a process for blocks of one size; of a graph with types, what counts is
-    the most of blocks that have edges of one relation."""
-    key = _key(plan, view, network, loss, vertices, dtype, part)
-    if key in _probed:
-        return _probed[key]
-    found = [_probe_kind(plan, view, network, loss, vertices, dtype, part, kind) for kind in network.kinds]
-    taken = {name: max((of[name] for of in found), key=lambda taken: taken.most - taken.before) for name in found[0]}
-    if key is not None:
-        _probed[key] = taken
-    return taken
+@dataclass(frozen=True, eq=False)
+class _Probe:
+    """Runs layers on the largest block of one view of a plan; with a ``part``, on that part of it as without a limit.
+    Other attributes are those of ``probe_workspace``."""
+
+    plan: ExecutionPlan
+    view: Topology
+    network: Network
+    loss: MeanLoss | EdgeLoss | None
+    vertices: int
+    dtype: torch.dtype
+    part: float | None = None
+
+    def taken(self) -> dict[str, Taken]:
+        """What layers take in every pass. Models and losses of known classes are run once in a process for blocks of
+        one size; of a graph with types, what counts is the most of blocks that have edges of one relation."""
+        key = self._key()
+        if key in _probed:
+            return _probed[key]
+        found = [self.run(kind) for kind in self.network.kinds]
+        taken = {name: max((of[name] for of in found), key=lambda x: x.most - x.before) for name in found[0]}
+        if key is not None:
+            _probed[key] = taken
+        return taken
+
+    def _key(self) -> Hashable | None:
+        """All that the memory of layers depends on there, or None where that is somebody's own."""
+        plan, network, choice, sparse = self.plan, self.network, self.plan.choice, self.plan.shape.sparse_input
+        scored = self.loss.known if isinstance(self.loss, MeanLoss) else [type(self.loss)]
+        model = digest_of(network.modules), None if scored is None else digest_of(scored)
+        if None in model:
+            return None
+        numbers = None if sparse is None else (sparse.width, int(sparse.numbers(self.view).max()))
+        return (
+            model, network.transform_first, network.once_per_vertex, network.autocast, kernels_key(), self.dtype,
+            self.vertices, self.sizes, _most_with_loss(self.view, self.loss), numbers, self.view.edge_weight is None,
+            replace(plan.shape, sparse_input=None), plan.strategy, choice.fuse, choice.save, plan.resident,
+            choice.structure, choice.ordered, choice.staging > 0, plan.apart, self.part,
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The most destinations, sources, and edges of a chunk, and in-edges of a destination; or a part of them."""
+        counts = (*_sizes(self.view), self.view.longest)
+        d, s, e, hub = (ceil((self.part or 1.0) * int(x.max(initial=0))) for x in counts)
+        return d, max(s, 1), e, min(e, hub)
+
+    def run(self, kind: Kind) -> dict[str, Taken]:
+        """Layers on vertices and edges of one kind."""
+        plan, view, network, part = self.plan, self.view, self.network, self.part
+        topology = _largest_block(self.sizes, plan.shape, kind, weighted=view.edge_weight is not None)
+        schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
+        shape = plan.shape
+        if shape.sparse_input is not None:
+            numbers = int((1.0 if part is None else part) * shape.sparse_input.numbers(view).max())
+            rows = _largest_rows(numbers, int(topology.chunk_start[1]), topology)
+            shape = replace(shape, sparse_input=replace(rows, width=shape.features))
+        choice = Choice(fuse=plan.choice.fuse, padded=plan.apart)
+        if part is not None:
+            choice = replace(
+                choice,
+                save=plan.choice.save,
+                resident=plan.resident,
+                structure=plan.choice.structure,
+                ordered=plan.choice.ordered,
+            )
+        small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
+        host = _placeholder_rows(small, self.dtype, ceil((part or 1.0) * _most_with_loss(view, self.loss)), kind)
+        device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
+        with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
+            twin = network.twin()
+            for module in twin.modules.modules():
+                if isinstance(module, EdgeDropout):
+                    module.p = min(module.p, 2.0**-40)  # as if it drew that all edges are kept
+            for parameter in twin.modules.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            program = small.program
+            scored = _Unscored() if isinstance(self.loss, EdgeLoss) else self.loss
+            executor = Executor(program, [twin], host, [device], scored, topology.num_edges, self.vertices)
+
+            def run(passes: Sequence[PassProgram], *, training: bool) -> dict[str, Taken]:
+                twin.modules.train(training)
+                found = {}
+                for p in passes:
+                    device.reset_peaks()
+                    before = device.workspace
+                    executor.run((p,))
+                    found[p.name] = Taken(before, device.workspace, device.workspace_peak)
+                return found
+
+            try:
+                workspace = run(program.setup, training=False) | run(program.train, training=True)
+                evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part, kind
+                if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
+                    view.memo[evaluation] = run(program.evaluate, training=False)
+                return workspace | view.memo[evaluation]
+            finally:
+                device.empty_out()
 
 
-def _key(
-    plan: ExecutionPlan, view: Topology, network: Network, loss: MeanLoss | EdgeLoss | None, vertices: int,
-    dtype: torch.dtype, part: float | None,
-) -> Hashable | None:  # fmt: skip
-    """All that the memory of layers depends on there, or None where that is somebody's own."""
-    choice, sparse = plan.choice, plan.shape.sparse_input
-    scored = loss.known if isinstance(loss, MeanLoss) else [type(loss)]
-    model = digest_of(network.modules), None if scored is None else digest_of(scored)
-    if None in model:
-        return None
-    block = _largest_block(view, plan.shape, 1.0 if part is None else part, 0)
-    counts = [*block.chunk_start, len(block.local_source), block.in_edge_start[1], _most_with_loss(view, loss)]
-    if sparse is not None:
-        counts += [sparse.width, sparse.numbers(view).max()]
-    return (
-        model, network.transform_first, network.once_per_vertex, network.autocast, kernels_key(), dtype, vertices,
-        tuple(map(int, counts)), block.edge_weight is None, replace(plan.shape, sparse_input=None), plan.strategy,
-        choice.fuse, choice.save, plan.resident, choice.structure, choice.ordered, choice.staging, plan.apart, part,
-    )  # fmt: skip
-
-
-def _probe_kind(
-    plan: ExecutionPlan,
-    view: Topology,
-    network: Network,
-    loss: MeanLoss | EdgeLoss | None,
-    vertices: int,
-    dtype: torch.dtype,
-    part: float | None,
-    kind: Kind,
-) -> dict[str, Taken]:
-    topology = _largest_block(view, plan.shape, 1.0 if part is None else part, kind.relation)
-    schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
-    shape = plan.shape
-    if shape.sparse_input is not None:
-        numbers = int((1.0 if part is None else part) * shape.sparse_input.numbers(view).max())
-        rows = _largest_rows(numbers, int(topology.chunk_start[1]), topology)
-        shape = replace(shape, sparse_input=replace(rows, width=shape.features))
-    choice = Choice(fuse=plan.choice.fuse, padded=plan.apart)
-    if part is not None:
-        choice = replace(
-            choice,
-            save=plan.choice.save,
-            resident=plan.resident,
-            structure=plan.choice.structure,
-            ordered=plan.choice.ordered,
-        )
-    small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
-    host = _placeholder_rows(small, dtype, ceil((part or 1.0) * _most_with_loss(view, loss)), kind.ids)
-    device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
-    with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
-        twin = network.twin()
-        for module in twin.modules.modules():
-            if isinstance(module, EdgeDropout):
-                module.p = min(module.p, 2.0**-40)  # as if it drew that all edges are kept
-        for parameter in twin.modules.parameters():
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        program = small.program
-        scored = _Unscored() if isinstance(loss, EdgeLoss) else loss
-        executor = Executor(program, [twin], host, [device], scored, topology.num_edges, vertices)
-
-        def run(passes: Sequence[PassProgram], *, training: bool) -> dict[str, Taken]:
-            twin.modules.train(training)
-            found = {}
-            for p in passes:
-                device.reset_peaks()
-                before = device.workspace
-                executor.run((p,))
-                found[p.name] = Taken(before, device.workspace, device.workspace_peak)
-            return found
-
-        try:
-            workspace = run(program.setup, training=False) | run(program.train, training=True)
-            evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part, kind
-            if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
-                view.memo[evaluation] = run(program.evaluate, training=False)
-            return workspace | view.memo[evaluation]
-        finally:
-            device.empty_out()
-
-
-def _largest_block(topology: Topology, shape: NetworkShape, part: float, relation: int) -> Topology:
-    """A topology whose chunk 0 has one source and one edge more than the largest chunk, and as many destinations; or
-    those of a part of it."""
-    d, s, e = (ceil(part * int(x.max())) for x in _sizes(topology))
-    s = max(s, 1)
+def _largest_block(sizes: tuple[int, int, int, int], shape: NetworkShape, kind: Kind, *, weighted: bool) -> Topology:
+    """A topology whose chunk 0 has one source and one edge more than these sizes say, and as many destinations, the
+    first with the most in-edges and a self-loop; all edges are of one relation."""
+    d, s, e, hub = sizes
     source = np.empty(e + 1, dtype=np.int32)
-    source[0] = 0  # a self-loop of destination 0
+    source[0] = 0
     source[1:] = d + np.arange(e) % s
-    hub = (
-        min(e, ceil(part * int(np.diff(topology.in_edge_start).max(initial=0)))) + 1
-    )  # destination 0 has the most in-edges
     in_edge_start = np.full(d + s + 1, e + 1, dtype=np.int64)
     in_edge_start[0] = 0
-    in_edge_start[1 : d + 1] = np.linspace(hub, e + 1, d).astype(np.int64)
+    in_edge_start[1 : d + 1] = np.linspace(hub + 1, e + 1, d).astype(np.int64)
     in_edge_start[d] = e + 1
-    weight = None if topology.edge_weight is None else np.ones(e + 1, dtype=np.float32)
+    weight = np.ones(e + 1, dtype=np.float32) if weighted else None
     largest = build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
-    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.full(e + 1, relation, np.int32)
+    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.full(e + 1, kind.relation, np.int32)
     return replace(largest, edge_features=features, edge_type=types).keeping(
         edge_features=shape.edges.features > 0, edge_type=shape.edges.types > 0
     )
@@ -302,7 +296,7 @@ def _most_with_loss(view: Topology, loss: MeanLoss | EdgeLoss | None) -> int:
     return int(np.add.reduceat(loss.loss_vertices, first, dtype=np.int64).max())
 
 
-def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, ids: tuple[int, ...]) -> HostStore:
+def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, kind: Kind) -> HostStore:
     """What the host has for the probe, the first vertices with a loss."""
     v = plan.topology.num_vertices
     loss_bits = torch.zeros((v,), dtype=torch.uint8)
@@ -314,7 +308,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, i
         host.keep(FEATURES, host.zeros(plan.shape.features))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", loss_bits)
-    host.keep_pageable("ids", torch.tensor(ids).repeat(v)[:v])
+    host.keep_pageable("ids", kind.vertices(v))
     host.keep_pageable("statistics", torch.ones((v, max(3, plan.shape.statistics_columns)), dtype=dtype))
     host.keep_pageable("factors", torch.ones((v, 2), dtype=dtype))
     host.keep_pageable("edge_id_start", torch.full((v,), -1))  # ids are below E: the block has one edge too many
