@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -16,15 +18,16 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.graph.topology import Topology
-from hongtu.kernels.torch_private import storage_id
+from hongtu.kernels.torch_private import has_hooks, storage_id
 from hongtu.model.checks import call_on, check_module, is_altered, is_random, may_write
 from hongtu.model.fingerprint import Fingerprint
 from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve_all, wire, wire_edges
 from hongtu.nn.binding import bind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import check_drop_edges, dropout_key
-from hongtu.nn.layer import Layer
+from hongtu.nn.dropout import Dropout, check_drop_edges, dropout_key
+from hongtu.nn.layer import Layer, is_plain
+from hongtu.nn.sparse_input import SparseInput, linear_map
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 # What a method of a layer is called for; separates its random streams.
@@ -226,6 +229,25 @@ class Network:
         self.activate()
         return first
 
+    @property
+    def maps_input(self) -> bool:
+        """Whether the features meet nothing but dropout and weights that they are multiplied with, in stage 0, so that
+        a ``SparseInput`` will do."""
+        sources, later = self.wiring.sources, {*self.wiring.gives[0], *chain(*self.wiring.takes)}
+        if self.autocast is not None or INPUT in later:
+            return False
+        sparse, layer = {INPUT}, self.layers[0]
+        for number, module in self.row_modules[0]:
+            if sparse.isdisjoint(sources[number]):
+                continue
+            if type(module) is Dropout and not has_hooks(module) and number not in later:
+                sparse.add(number)
+            elif not is_plain(module):
+                return False
+        first, *beside = sources[self.layer_index[0]]
+        maps = layer.maps_input and not is_altered(layer)
+        return sparse.isdisjoint(beside) and (first not in sparse or maps)
+
     def activate(self) -> None:
         """Make this run's context and choices those of its modules; another run may have used them since."""
         choices = self._transform_first, self._once_per_vertex, self._topology
@@ -374,7 +396,7 @@ class Network:
             known[number] = self._run(number, UPDATE, own, layer.update, a, self._pack(index - 1, s), *others)
         for number, module in self.row_modules[index]:
             taken = [self._taken(source, index, known, given, module) for source in self.wiring.sources[number]]
-            known[number] = self._run(number, ROWS, rows, call_on(module), *taken)
+            known[number] = self._run(number, ROWS, rows, _call_on(module, taken), *taken)
         gives = {number: self._matrix(known[number], number) for number in self.wiring.gives[index]}
         if index == len(self.layers):
             last = len(self.modules) - 1
@@ -396,7 +418,7 @@ class Network:
     ) -> Tensor:
         """A value for a module, copied where the module may write to it and others read it: modules, or autograd."""
         x = known[source]
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor | SparseInput):
             raise InputError(
                 f"{self.title(source)} gives a {type(x).__name__}, expected the rows of one tensor; wrap it in a "
                 "module that gives one"
@@ -448,7 +470,7 @@ class Network:
         else:
             out = call(*args)
         out = _widened(out, args[0].dtype, {}) if dense else out
-        if self.watch is not None:
+        if self.watch is not None and not isinstance(out, SparseInput):
             self.watch(self.title(number) + _METHOD[kind], rows, out)
         return out
 
@@ -495,6 +517,12 @@ class Network:
         name = f"function {module.extra_repr()}" if isinstance(module, RowFunction) else type(module).__name__
         name = module.extra_repr() if isinstance(module, TakenApart) else name
         return f"layers[{number}] ({name})"
+
+
+def _call_on(module: nn.Module, taken: list[Tensor]) -> Callable[..., Any]:
+    if isinstance(module, nn.Linear) and isinstance(taken[0], SparseInput):
+        return partial(linear_map, weight=module.weight, bias=module.bias)
+    return call_on(module)
 
 
 def _one_column(out: Any, rows: int) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
-from torch.nn.functional import linear as product
 from typing_extensions import Unpack
 
 from hongtu.graph.paper_edges import PaperEdges
@@ -18,6 +17,7 @@ from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Common, Skip, glorot, is_product, linear, zeros
 from hongtu.nn.layers.attention import Attention
 from hongtu.nn.ops.aggregates import apart
+from hongtu.nn.sparse_input import linear_map
 
 
 def check_fill_value(layer: str, fill_value: float | str) -> float | str:
@@ -97,6 +97,10 @@ class GATConv(Attention):
         plain = self.built_in and is_product(self.lin) and self.edge_dim is None and not self.attention_dropout.p
         return PaperEdges(loops=self.add_self_loops) if plain and not self.residual else None
 
+    @property
+    def maps_input(self) -> bool:
+        return self.built_in and self.once_per_vertex and is_product(self.lin) and not self.residual
+
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         if not self.once_per_vertex:
@@ -118,7 +122,7 @@ class GATConv(Attention):
         source_HF, destination_HF = (
             (weight_HKF * att.view(self.heads, -1, 1)).sum(1) for att in (self.att_src, self.att_dst)
         )
-        return product(h, torch.cat([weight, source_HF])), product(h, destination_HF)
+        return linear_map(h, torch.cat([weight, source_HF])), linear_map(h, destination_HF)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
