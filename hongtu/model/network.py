@@ -27,7 +27,7 @@ from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout, check_drop_edges, dropout_key
 from hongtu.nn.layer import Layer, is_plain
-from hongtu.nn.sparse_input import SparseInput, linear_map
+from hongtu.nn.sparse_input import SparseInput, applied
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 # What a method of a layer is called for; separates its random streams.
@@ -396,7 +396,7 @@ class Network:
             known[number] = self._run(number, UPDATE, own, layer.update, a, self._pack(index - 1, s), *others)
         for number, module in self.row_modules[index]:
             taken = [self._taken(source, index, known, given, module) for source in self.wiring.sources[number]]
-            known[number] = self._run(number, ROWS, rows, _call_on(module, taken), *taken)
+            known[number] = self._run(number, ROWS, rows, _call_on(module), *taken)
         gives = {number: self._matrix(known[number], number) for number in self.wiring.gives[index]}
         if index == len(self.layers):
             last = len(self.modules) - 1
@@ -519,10 +519,8 @@ class Network:
         return f"layers[{number}] ({name})"
 
 
-def _call_on(module: nn.Module, taken: list[Tensor]) -> Callable[..., Any]:
-    if isinstance(module, nn.Linear) and isinstance(taken[0], SparseInput):
-        return partial(linear_map, weight=module.weight, bias=module.bias)
-    return call_on(module)
+def _call_on(module: nn.Module) -> Callable[..., Any]:
+    return partial(applied, module) if isinstance(module, nn.Linear) else call_on(module)
 
 
 def _one_column(out: Any, rows: int) -> Any:

@@ -53,6 +53,11 @@ def linear_map(x: Tensor | SparseInput, weight: Tensor, bias: Tensor | None = No
     return x.mapped(weight, bias) if isinstance(x, SparseInput) else torch.nn.functional.linear(x, weight, bias)
 
 
+def applied(linear: torch.nn.Module, x: Tensor | SparseInput) -> Tensor:
+    """``linear(x)``, a module that ``is_plain`` where x is sparse."""
+    return x.mapped(linear.weight, linear.bias) if isinstance(x, SparseInput) else linear(x)
+
+
 class _Mapped(torch.autograd.Function):
     """The features are given: no gradient of them is asked for."""
 

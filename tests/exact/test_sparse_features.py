@@ -80,12 +80,14 @@ MAPPED = {
     "sage": lambda: two(hnn.SAGEConv(40, 8, activation="relu"), hnn.Dropout(0.6)),
     "gin": lambda: two(hnn.GINConv(nn.Sequential(nn.Linear(40, 8), nn.ReLU(), nn.Linear(8, 8)), input_dropout=0.3)),
     "gat": lambda: two(hnn.GATConv(40, 4, heads=2), hnn.Dropout(0.2), hnn.Dropout(1.0), hnn.Dropout(0.0)),
+    "residual": lambda: two(hnn.GATConv(40, 4, heads=2, residual=True)),
+    "gatv2": lambda: two(hnn.GATv2Conv(40, 4, heads=2, input_dropout=0.4)),
+    "transformer": lambda: two(hnn.TransformerConv(40, 4, heads=2), hnn.Dropout(0.4)),
     "linear": lambda: two(hnn.GCNConv(8, 8), hnn.Dropout(0.5), nn.Linear(40, 8), nn.ReLU()),
     "sgc": lambda: two(hnn.SGConv(40, 8, K=1, input_dropout=0.5)),
 }
 DENSE = {
     "project": lambda: two(hnn.SAGEConv(40, 8, project=True)),
-    "residual": lambda: two(hnn.GATConv(40, 4, heads=2, residual=True)),
     "activation": lambda: two(hnn.GCNConv(40, 8), nn.Tanh()),
     "sent as they are": lambda: two(hnn.TAGConv(40, 8, K=2)),
     "torch dropout": lambda: two(hnn.GCNConv(40, 8), nn.Dropout(0.0)),

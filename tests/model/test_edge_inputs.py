@@ -456,9 +456,9 @@ WEIGHED = {
     "GatedGraphConv": lambda: pyg.GatedGraphConv(WIDTH, 2), "ARMAConv": lambda: pyg.ARMAConv(WIDTH, 6, 2, 2),
     "TAGConv": lambda: pyg.TAGConv(WIDTH, 6, 2), "ChebConv": lambda: pyg.ChebConv(WIDTH, 6, 3),
     "SSGConv": lambda: pyg.SSGConv(WIDTH, 6, 0.3, 2), "MixHopConv": lambda: pyg.MixHopConv(WIDTH, 2, [0, 1, 2]),
-    "SGConv": lambda: pyg.SGConv(WIDTH, 6, 2), "APPNP": lambda: pyg.APPNP(2, 0.2), "GCNConv": lambda: pyg.GCNConv(WIDTH, 6),
-    "GraphConv": lambda: pyg.GraphConv(WIDTH, 6), "LEConv": lambda: pyg.LEConv(WIDTH, 6),
-    "GCN2Conv": lambda: pyg.GCN2Conv(WIDTH, 0.3),
+    "SGConv": lambda: pyg.SGConv(WIDTH, 6, 2), "APPNP": lambda: pyg.APPNP(2, 0.2),
+    "GCNConv": lambda: pyg.GCNConv(WIDTH, 6), "GraphConv": lambda: pyg.GraphConv(WIDTH, 6),
+    "LEConv": lambda: pyg.LEConv(WIDTH, 6), "GCN2Conv": lambda: pyg.GCN2Conv(WIDTH, 0.3),
 }  # fmt: skip
 
 

@@ -5,11 +5,12 @@ Legend: S sources, D destinations, E edges, H heads, K channels per head.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Convolution
+from hongtu.nn.layer import Convolution, is_plain
 
 
 class Attention(Convolution):
@@ -19,6 +20,10 @@ class Attention(Convolution):
     out_channels: int
     concat: bool
     attention_dropout: Dropout
+
+    @property
+    def maps_input(self) -> bool:
+        return self.built_in and all(is_plain(x) for x in self.children() if isinstance(x, torch.nn.Linear))
 
     def attend(self, block: Block, z: Tensor, logits_EH: Tensor) -> Tensor:
         """z [S, >= H K] -> [D, H K], or [D, K] where heads are not concatenated."""

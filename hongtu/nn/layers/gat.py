@@ -17,7 +17,7 @@ from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Common, Skip, glorot, is_product, linear, zeros
 from hongtu.nn.layers.attention import Attention
 from hongtu.nn.ops.aggregates import apart
-from hongtu.nn.sparse_input import linear_map
+from hongtu.nn.sparse_input import applied, linear_map
 
 
 def check_fill_value(layer: str, fill_value: float | str) -> float | str:
@@ -99,7 +99,7 @@ class GATConv(Attention):
 
     @property
     def maps_input(self) -> bool:
-        return self.built_in and self.once_per_vertex and is_product(self.lin) and not self.residual
+        return super().maps_input and self.once_per_vertex and is_product(self.lin)
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
@@ -107,7 +107,7 @@ class GATConv(Attention):
             return h, None if self.add_self_loops else h
         z, logits_RH = self._map(h)
         own = (z,) if self.add_self_loops else ()
-        s = *own, logits_RH, *((self.res(h),) if self.residual else ())
+        s = *own, logits_RH, *((applied(self.res, h),) if self.residual else ())
         return z, s if s[1:] else logits_RH
 
     def _map(self, h: Tensor) -> tuple[Tensor, Tensor]:

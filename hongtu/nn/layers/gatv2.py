@@ -15,6 +15,7 @@ from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Common, Skip, glorot, linear, zeros
 from hongtu.nn.layers.attention import Attention
 from hongtu.nn.layers.gat import check_fill_value, loop_rows
+from hongtu.nn.sparse_input import applied
 
 
 class GATv2Conv(Attention):
@@ -77,10 +78,10 @@ class GATv2Conv(Attention):
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
-        z = self.lin_l(h)
-        query = z if self.share_weights else self.lin_r(h)
+        z = applied(self.lin_l, h)
+        query = z if self.share_weights else applied(self.lin_r, h)
         own = (z,) if self.add_self_loops else ()
-        return z, (query, *own, *((self.res(h),) if self.residual else ()))
+        return z, (query, *own, *((applied(self.res, h),) if self.residual else ()))
 
     @property
     def bare_products(self) -> tuple[torch.nn.Module, ...]:

@@ -13,6 +13,7 @@ from hongtu.nn.block import Block
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Common, Skip, linear
 from hongtu.nn.layers.attention import Attention
+from hongtu.nn.sparse_input import applied
 
 
 class TransformerConv(Attention):
@@ -65,9 +66,9 @@ class TransformerConv(Attention):
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
-        z = torch.cat([self.lin_value(h), self.lin_key(h)], dim=1)
-        query = self.lin_query(h)
-        return z, (query, self.lin_skip(h)) if self.root_weight else query
+        z = torch.cat([applied(self.lin_value, h), applied(self.lin_key, h)], dim=1)
+        query = applied(self.lin_query, h)
+        return z, (query, applied(self.lin_skip, h)) if self.root_weight else query
 
     @property
     def bare_products(self) -> tuple[torch.nn.Module, ...]:
