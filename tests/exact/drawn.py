@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -60,6 +61,9 @@ def draw(rng: np.random.Generator) -> Drawn:
         problem = _typed(problem, int(rng.integers(99)))
         kinds = [additions.TYPED]
         traits.append("vertex types")
+    if problem.vertex_type is None and rng.random() < 0.15:
+        problem = _with_sparse_features(rng, problem)
+        traits.append("sparse features")
     problem, odd = draw_labels(rng, "classes" if kind == "one output" else kind, problem)
     if problem.vertex_type is None and rng.random() < 0.3:
         problem, form = _as_data(rng, problem)
@@ -112,6 +116,13 @@ def _problem(rng: np.random.Generator) -> tuple[str, Problem]:
     return kind, replace(problem, columns=1) if kind == "one output" else problem
 
 
+def _with_sparse_features(rng: np.random.Generator, problem: Problem) -> Problem:
+    """Most of them zero, and given as a matrix in CSR."""
+    features = rng.normal(size=(problem.num_vertices, int(rng.integers(8, 40)))).astype(np.float32)
+    features[rng.random(features.shape) > 0.15] = 0
+    return replace(problem, features=features, given=problem.given | {"features": scipy.sparse.csr_matrix(features)})
+
+
 def _of_edge_columns(columns: int) -> list[Model]:
     """Models of so many edge features."""
     one, mlp = {"edge_dim": columns}, additions.mlp
@@ -156,7 +167,8 @@ def _as_data(rng: np.random.Generator, problem: Problem) -> tuple[Problem, str]:
     as_tensors = {
         name: x if isinstance(x, Tensor) else torch.from_numpy(x) for name, x in beside.items() if x is not None
     }
-    data = Data(x=torch.from_numpy(problem.features), **as_tensors)
+    x = torch.from_numpy(problem.features)
+    data = Data(x=x.to_sparse_csr() if "features" in problem.given else x, **as_tensors)
     return replace(problem, given={"data": data}), form
 
 
