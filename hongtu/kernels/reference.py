@@ -25,13 +25,16 @@ def _coefficients(indptr, num_edges, weight, mean, dtype):
     return coefficient[:, None]
 
 
-def _sums(kind, shape, coefficient, index, start, x):
-    """The product of x with the sparse matrix that has these entries; they are not looked through."""
-    from scipy import sparse  # takes a third of a second to import, which large graphs do without
+def _sums(form, rows, coefficient, index, start, x):
+    """[rows, F]: the product of the sparse matrix that has these entries with x. By the loop under scipy's products,
+    for what scipy does around it takes longer than the sums of a small graph."""
+    from scipy.sparse import _sparsetools  # takes a third of a second to import, which large graphs do without
 
-    matrix = getattr(sparse, kind)(shape, dtype=coefficient.dtype)
-    matrix.data, matrix.indices, matrix.indptr = coefficient, index, start.astype(index.dtype)
-    return matrix @ x
+    dtype = np.result_type(coefficient, x)
+    out, x = np.zeros((rows, x.shape[1]), dtype), np.ascontiguousarray(x, dtype)
+    values, start = np.ascontiguousarray(coefficient, dtype), start.astype(index.dtype)
+    getattr(_sparsetools, f"{form}_matvecs")(rows, *x.shape, start, index, values, x.ravel(), out.ravel())
+    return out
 
 
 def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, out_DF):
@@ -46,14 +49,14 @@ def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, o
     """
     coefficient = _coefficients(indptr, len(local_source), weight, mean, rows_CF.dtype)
     columns = _slots(local_source, slot_of_source)
-    out_DF[:] = _sums("csr_matrix", (len(out_DF), len(rows_CF)), coefficient[:, 0], columns, indptr, rows_CF)
+    out_DF[:] = _sums("csr", len(out_DF), coefficient[:, 0], columns, indptr, rows_CF)
 
 
 def csc_aggregate_transpose(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF):
     """Adds coefficient * grad[destination] to the row of each edge's source."""
     coefficient = _coefficients(indptr, len(local_source), weight, mean, grad_DF.dtype)
     columns = _slots(local_source, slot_of_source)
-    out_CF += _sums("csc_matrix", (len(out_CF), len(grad_DF)), coefficient[:, 0], columns, indptr, grad_DF)
+    out_CF += _sums("csc", len(out_CF), coefficient[:, 0], columns, indptr, grad_DF)
 
 
 def csc_extremum(indptr, local_source, weight, largest, rows_SF, out_DF):
@@ -121,7 +124,7 @@ def _extrema(indptr, reduce, x_EF, out_DF, none):
 def segment_sum(indptr, x_EF, out_DF):
     """out[d] = sum of the rows of d's in-edges."""
     ones, every = np.ones(len(x_EF), out_DF.dtype), np.arange(len(x_EF), dtype=np.int32)
-    out_DF[:] = _sums("csr_matrix", (len(out_DF), len(x_EF)), ones, every, indptr, x_EF)
+    out_DF[:] = _sums("csr", len(out_DF), ones, every, indptr, x_EF)
 
 
 def expand_rows(indptr, x_DF, out_EF):
@@ -291,7 +294,7 @@ def scatter_add_rows(dst, index_unique, src):
 def scatter_add_edges(local_source, src_EF, out_SF):
     """out[local_source[e]] += src[e], indices may repeat."""
     ones, every = np.ones(len(src_EF), out_SF.dtype), np.arange(len(src_EF) + 1)
-    out_SF += _sums("csc_matrix", (len(out_SF), len(src_EF)), ones, local_source, every, src_EF)
+    out_SF += _sums("csc", len(out_SF), ones, local_source, every, src_EF)
 
 
 def _gates(indptr, local_source, key_DF, rows_C2F):
