@@ -65,6 +65,7 @@ def network_shape(
     model_bytes = _model_bytes(network.modules, gradients) + stepped.state + _statistics_bytes(layers)
     rows = artifact.sparse_features
     maps_input = rows is not None and network.maps_input
+    share = artifact.whole.sparse_features.share if maps_input else 1.0  # the same on every rank
     if rows is not None:  # what goes through caches is dense: a copy of them, if need be
         layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
@@ -89,7 +90,7 @@ def network_shape(
         sparse_input=rows,
         maps_input=maps_input,
         constant_layers=shown.constant_layers,
-        stage_work=_stage_work(network, shown.sweeps, rows.share if maps_input else 1.0),
+        stage_work=_stage_work(network, shown.sweeps, share),
     )
 
 
