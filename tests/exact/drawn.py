@@ -119,8 +119,8 @@ def _problem(rng: np.random.Generator) -> tuple[str, Problem]:
 
 def _with_sparse_features(rng: np.random.Generator, problem: Problem) -> Problem:
     """Most of them zero, and given as a matrix in CSR."""
-    features = rng.normal(size=(problem.num_vertices, int(rng.integers(8, 40)))).astype(np.float32)
-    features[rng.random(features.shape) > 0.15] = 0
+    features = rng.normal(size=(problem.num_vertices, int(rng.integers(20, 50)))).astype(np.float32)
+    features[rng.random(features.shape) > 0.04] = 0
     return replace(problem, features=features, given=problem.given | {"features": scipy.sparse.csr_matrix(features)})
 
 
