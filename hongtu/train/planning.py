@@ -21,10 +21,17 @@ from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.train.budget import budget_bytes
 from hongtu.train.network_plan import plan_network
 from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import OptimizerFactory, adam, host_limit, make_loss, make_optimizer, read_host_dtype
+from hongtu.train.settings import (
+    OptimizerFactory,
+    adam,
+    budget_bytes,
+    host_limit,
+    make_loss,
+    make_optimizer,
+    read_host_dtype,
+)
 from hongtu.train.survey.stepping import Stepping
 from hongtu.train.survey.widths import fill_widths
 

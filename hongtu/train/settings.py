@@ -12,14 +12,15 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hongtu.config import parse_bytes
-from hongtu.errors import InputError, refused_as
+from hongtu.config import BudgetShare, parse_bytes, parse_share
+from hongtu.errors import BudgetError, InputError, refused_as
 from hongtu.graph.artifact import Artifact
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.link_loss import LinkLoss
 from hongtu.model.loss_terms import Losses, parts_of, terms_of
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.search.host import HostLimit
 from hongtu.ranks.share import Share
 
@@ -190,3 +191,28 @@ def _mean_loss(whole: Artifact, loss: Losses) -> MeanLoss:
         loss, labels=whole.labels, masks=whole.masks, task=whole.task, num_classes=whole.num_classes,
         original_id=whole.original_id,
     )  # fmt: skip
+
+
+def budget_bytes(device_memory: int | str | None, plan: Callable[[int | None], ExecutionPlan]) -> int | None:
+    """Bytes per device, or None for no limit.
+
+    Args:
+        device_memory: bytes, a size such as "2GiB", or a share such as "50%" of what the largest device is likely to
+            hold without a limit; all of it is enough in any case.
+        plan: within so many bytes, or without a limit; only a share asks for it.
+
+    Raises:
+        InputError: for what is none of these.
+    """
+    if isinstance(device_memory, BudgetShare):
+        return device_memory
+    share = parse_share(device_memory)
+    if share is None:
+        return None if device_memory is None else parse_bytes(device_memory)
+    whole = plan(None).likely_bytes
+    if share == 1:
+        try:
+            plan(whole)
+        except BudgetError as refused:  # a bound on what layers take in chunks may be beyond what they take of all
+            whole = refused.smallest
+    return BudgetShare.of(whole, share)

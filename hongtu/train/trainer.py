@@ -44,7 +44,6 @@ from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, called_by_all
 from hongtu.train.anomaly import check_epoch
-from hongtu.train.budget import budget_bytes
 from hongtu.train.dependencies import Tried, choose_stages, to_tell, told, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.inferring import LOSS_OF_VAL, Inferring
@@ -67,6 +66,7 @@ from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
     adam,
+    budget_bytes,
     check_plain,
     check_precision,
     check_steps,

@@ -11,7 +11,7 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
-from hongtu.train.survey.stages import Function, stage_sweeps
+from hongtu.train.survey.operations import Function, stage_sweeps
 from hongtu.train.survey.tracing import trace
 
 

@@ -21,7 +21,7 @@ from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.train.survey.digest import digest_of, treats_rows_alone
 from hongtu.train.survey.mixing import refuse_mixing
-from hongtu.train.survey.stages import Function, stage_sweeps
+from hongtu.train.survey.operations import Function, stage_sweeps
 from hongtu.train.survey.stepping import step_model
 from hongtu.train.survey.tracing import Traced, constant_layers, failures_named, trace
 
