@@ -13,36 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hongtu import nn as hnn
 from hongtu.errors import InputError
 from hongtu.model.wiring import RowFunction
-from hongtu.nn import (
-    APPNP,
-    Aggregation,
-    ARMAConv,
-    ChebConv,
-    Dropout,
-    GATConv,
-    GatedGraphConv,
-    GATv2Conv,
-    GCN2Conv,
-    GCNConv,
-    GENConv,
-    GGCNConv,
-    GINConv,
-    GraphConv,
-    MixHopConv,
-    MultiAggregation,
-    PNAConv,
-    PowerMeanAggregation,
-    PyGLayer,
-    RGCNConv,
-    SAGEConv,
-    SGConv,
-    SoftmaxAggregation,
-    SSGConv,
-    TAGConv,
-    TransformerConv,
-)
 from hongtu.nn.layer import is_chain
 from hongtu.nn.whole_graph import rules_of
 
@@ -97,7 +70,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
         layer = None
     if layer is None:
         try:
-            wrapped = PyGLayer(conv, updates_edges=updates_edges)
+            wrapped = hnn.PyGLayer(conv, updates_edges=updates_edges)
         except ValueError as error:
             reason = altered and f"{altered}, which hongtu.nn.{name} does not have; write a hongtu.nn.Layer"
             raise InputError(f"from_pyg: {title}: {reason or error}") from None
@@ -144,7 +117,7 @@ def _gin(conv: Any) -> list[Named]:
     parts = chain(conv.nn, "nn")
     cut = next((k for k, (part, _) in enumerate(parts) if rules_of(part) is not None), len(parts))
     whole = len(parts) == 1 == cut
-    layer = GINConv(
+    layer = hnn.GINConv(
         parts[0][0] if whole else nn.Sequential(*(part for part, _ in parts[:cut])),
         conv.initial_eps, isinstance(conv.eps, nn.Parameter),
     )  # fmt: skip
@@ -175,14 +148,14 @@ def chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
             )
             parts += act + norm if module.act_first else norm + act
             if module.dropout[k] > 0 and module.training:
-                parts.append((Dropout(module.dropout[k]), place))
+                parts.append((hnn.Dropout(module.dropout[k]), place))
     return parts
 
 
 def _alone(module: nn.Module) -> nn.Module:
     """The module, or one of torch's kind or ours that does the same."""
     if type(module) is nn.Dropout:
-        return Dropout(module.p if module.training else 0.0)
+        return hnn.Dropout(module.p if module.training else 0.0)
     if type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric."):
         if module.in_channels == -1:
             raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
@@ -208,7 +181,7 @@ def _gcn(conv: Any, title: str) -> nn.Module | None:
             f"from_pyg: {title} is improved, which torch_geometric leaves out for graphs without edge weights; for "
             "loops of weight 2 on any graph use hongtu.nn.GCNConv(improved=True)"
         )
-    return _like(GCNConv, conv)
+    return _like(hnn.GCNConv, conv)
 
 
 def _sage(conv: Any, title: str) -> nn.Module | None:
@@ -216,22 +189,22 @@ def _sage(conv: Any, title: str) -> nn.Module | None:
         return None
     if not conv.root_weight and hasattr(conv, "lin_r"):  # switched off later, as DirGNNConv does
         return None
-    return _like(SAGEConv, conv, bias=conv.lin_l.bias is not None)
+    return _like(hnn.SAGEConv, conv, bias=conv.lin_l.bias is not None)
 
 
 def _gat(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
     if conv.lin is None:
         raise InputError(f"from_pyg: {title}: in_channels as a pair have no counterpart; give one number")
-    return _like(GATConv, conv)
+    return _like(hnn.GATConv, conv)
 
 
 def _gated(conv: Any) -> nn.Module | None:
-    return None if conv.edge_dim or type(conv.act) is not nn.Sigmoid else _like(GGCNConv, conv)
+    return None if conv.edge_dim or type(conv.act) is not nn.Sigmoid else _like(hnn.GGCNConv, conv)
 
 
 def _gcn2(conv: Any) -> nn.Module:
-    layer = _like(GCN2Conv, conv, shared_weights=conv.weight2 is None)
+    layer = _like(hnn.GCN2Conv, conv, shared_weights=conv.weight2 is None)
     layer.beta = conv.beta
     return layer
 
@@ -241,7 +214,7 @@ def _gen(conv: Any, title: str, edge_features: bool) -> nn.Module | None:
     if aggregation is None or not isinstance(conv.in_channels, int):
         return None
     edge_dim = conv.lin_edge.in_channels if hasattr(conv, "lin_edge") else conv.out_channels if edge_features else None
-    layer = GENConv(
+    layer = hnn.GENConv(
         conv.in_channels, conv.out_channels, aggregation, msg_norm=hasattr(conv, "msg_norm"), norm=None, eps=conv.eps,
         bias=conv.mlp[0].bias is not None, edge_dim=edge_dim,
     )  # fmt: skip
@@ -251,20 +224,20 @@ def _gen(conv: Any, title: str, edge_features: bool) -> nn.Module | None:
     return layer
 
 
-def _aggregation(aggr: Any) -> str | Aggregation | None:
+def _aggregation(aggr: Any) -> str | hnn.Aggregation | None:
     """Ours of the same name and options."""
     name = type(aggr).__name__.removesuffix("Aggregation").lower()
     if name in ("sum", "mean", "max", "min"):
         return name
     if name == "softmax":
-        return SoftmaxAggregation(aggr._init_t if aggr.learn else aggr.t, aggr.learn, aggr.semi_grad, aggr.channels)
+        return hnn.SoftmaxAggregation(aggr._init_t if aggr.learn else aggr.t, aggr.learn, aggr.semi_grad, aggr.channels)
     if name == "powermean":
-        return PowerMeanAggregation(
+        return hnn.PowerMeanAggregation(
             aggr._init_p if aggr.learn else aggr.p, aggr.learn, aggr.channels, aggr.min_value, aggr.max_value
         )
     if name == "multi" and aggr.mode == "cat":
         several = [found for one in aggr.aggrs if (found := _aggregation(one)) is not None]
-        return MultiAggregation(several) if len(several) == len(aggr.aggrs) else None
+        return hnn.MultiAggregation(several) if len(several) == len(aggr.aggrs) else None
     return None
 
 
@@ -277,7 +250,7 @@ def _pna(conv: Any, title: str) -> nn.Module | None:
     pre, post = conv.pre_nns[0], conv.post_nns[0]
     between = [part for parts in (pre, post) for part in parts if type(part).__name__ != "Linear"]
     return _like(
-        PNAConv, conv, aggregators=names, scalers=conv.aggr_module.scaler, deg=torch.ones(2),
+        hnn.PNAConv, conv, aggregators=names, scalers=conv.aggr_module.scaler, deg=torch.ones(2),
         pre_layers=(len(pre) + 1) // 2, post_layers=(len(post) + 1) // 2, act=between[0] if between else "relu",
         train_norm=isinstance(conv.aggr_module.avg_deg_lin, nn.Parameter),
     )  # fmt: skip
@@ -306,21 +279,21 @@ _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
     "SAGEConv": _sage,
     "GATConv": _gat,
     "PNAConv": _pna,
-    "GATv2Conv": _where(_SUM, lambda conv: _like(GATv2Conv, conv)),
-    "TransformerConv": _where(_SUM, lambda conv: _like(TransformerConv, conv, bias=conv.lin_key.bias is not None)),
+    "GATv2Conv": _where(_SUM, lambda conv: _like(hnn.GATv2Conv, conv)),
+    "TransformerConv": _where(_SUM, lambda conv: _like(hnn.TransformerConv, conv, bias=conv.lin_key.bias is not None)),
     "GraphConv": _where(
-        (*_SUM, "mean", "max", "min"), lambda conv: _like(GraphConv, conv, bias=conv.lin_rel.bias is not None)
+        (*_SUM, "mean", "max", "min"), lambda conv: _like(hnn.GraphConv, conv, bias=conv.lin_rel.bias is not None)
     ),
     "ResGatedGraphConv": _where(_SUM, _gated),
-    "RGCNConv": _where((*_SUM, "mean"), lambda conv: _like(RGCNConv, conv, root_weight=conv.root is not None)),
-    "SGConv": _of_sums(lambda conv: _like(SGConv, conv, bias=conv.lin.bias is not None)),
-    "SSGConv": _of_sums(lambda conv: _like(SSGConv, conv, bias=conv.lin.bias is not None)),
-    "TAGConv": _of_sums(lambda conv: _like(TAGConv, conv)),
-    "ChebConv": _of_sums(lambda conv: _like(ChebConv, conv, K=len(conv.lins))),
-    "MixHopConv": _of_sums(lambda conv: _like(MixHopConv, conv)),
-    "ARMAConv": _of_sums(lambda conv: _like(ARMAConv, conv)),
-    "GatedGraphConv": _of_sums(lambda conv: _like(GatedGraphConv, conv, bias=conv.rnn.bias)),
-    "APPNP": _of_sums(lambda conv: _like(APPNP, conv)),
-    "LGConv": _of_sums(lambda conv: APPNP(1, 0.0, add_self_loops=False, normalize=conv.normalize)),
+    "RGCNConv": _where((*_SUM, "mean"), lambda conv: _like(hnn.RGCNConv, conv, root_weight=conv.root is not None)),
+    "SGConv": _of_sums(lambda conv: _like(hnn.SGConv, conv, bias=conv.lin.bias is not None)),
+    "SSGConv": _of_sums(lambda conv: _like(hnn.SSGConv, conv, bias=conv.lin.bias is not None)),
+    "TAGConv": _of_sums(lambda conv: _like(hnn.TAGConv, conv)),
+    "ChebConv": _of_sums(lambda conv: _like(hnn.ChebConv, conv, K=len(conv.lins))),
+    "MixHopConv": _of_sums(lambda conv: _like(hnn.MixHopConv, conv)),
+    "ARMAConv": _of_sums(lambda conv: _like(hnn.ARMAConv, conv)),
+    "GatedGraphConv": _of_sums(lambda conv: _like(hnn.GatedGraphConv, conv, bias=conv.rnn.bias)),
+    "APPNP": _of_sums(lambda conv: _like(hnn.APPNP, conv)),
+    "LGConv": _of_sums(lambda conv: hnn.APPNP(1, 0.0, add_self_loops=False, normalize=conv.normalize)),
     "GCN2Conv": _of_sums(_gcn2),
 }
