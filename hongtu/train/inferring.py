@@ -39,10 +39,8 @@ from hongtu.train.network_plan import plan_network
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.resumable import Resumable
 from hongtu.train.rows_file import check_rows_file, write_rows
-from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import Runtime
-from hongtu.train.settings import make_loss
-from hongtu.train.survey.stepping import PLAINLY
+from hongtu.train.settings import PLAINLY, RunSpec, make_loss
 
 T = TypeVar("T")
 FEW = 20  # vertices, which a message can name

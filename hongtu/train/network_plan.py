@@ -33,7 +33,7 @@ from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
 from hongtu.plan.search.planner import plan_run
-from hongtu.train.run_spec import RunSpec
+from hongtu.train.settings import RunSpec
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.shape import check_edge_data, network_shape
 from hongtu.train.survey.stepping import learned_bytes, step_rows

@@ -22,9 +22,10 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.train.network_plan import plan_network
-from hongtu.train.run_spec import RunSpec
 from hongtu.train.settings import (
     OptimizerFactory,
+    RunSpec,
+    Stepping,
     adam,
     budget_bytes,
     host_limit,
@@ -32,7 +33,6 @@ from hongtu.train.settings import (
     make_optimizer,
     read_host_dtype,
 )
-from hongtu.train.survey.stepping import Stepping
 from hongtu.train.survey.widths import fill_widths
 
 

@@ -31,9 +31,8 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.group import current
 from hongtu.train.ranked import ALONE
-from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import Runtime
-from hongtu.train.settings import budget_bytes, check_precision
+from hongtu.train.settings import RunSpec, budget_bytes, check_precision
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.tracing import trace
 

@@ -34,8 +34,7 @@ from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Together
 from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
 from hongtu.train.network_plan import plan_network, sketch_network
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import adam, budget_bytes, host_limit, make_loss
+from hongtu.train.settings import RunSpec, adam, budget_bytes, host_limit, make_loss
 
 ALONE = "start one process, without torchrun"
 

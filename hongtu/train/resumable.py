@@ -25,7 +25,7 @@ from hongtu.ranks.together import Together, called_by_all
 from hongtu.train.loop import Waiting
 from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
-from hongtu.train.run_spec import RunSpec
+from hongtu.train.settings import RunSpec
 from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
 from hongtu.train.weights_file import SAFETENSORS, read_weights, write_weights
 

@@ -25,7 +25,7 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.search.host import needed
 from hongtu.threads import shared_cores
 from hongtu.train.excess import SHARES, Excess
-from hongtu.train.run_spec import RunSpec
+from hongtu.train.settings import RunSpec
 from hongtu.train.survey.probe import Correct, probe_workspace
 from hongtu.train.survey.witness import Witness
 

@@ -61,10 +61,11 @@ from hongtu.train.ranked import (
     stepped,
 )
 from hongtu.train.resumable import Resumable
-from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
+    RunSpec,
+    Stepping,
     adam,
     budget_bytes,
     check_plain,
@@ -77,7 +78,7 @@ from hongtu.train.settings import (
     read_host_dtype,
     validation_loss,
 )
-from hongtu.train.survey.stepping import Stepped, Stepping, learned_bytes, taken_inside
+from hongtu.train.survey.stepping import Stepped, learned_bytes, taken_inside
 from hongtu.train.survey.widths import fill_widths
 
 

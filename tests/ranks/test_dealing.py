@@ -17,8 +17,7 @@ from hongtu.hardware import CPU
 from hongtu.ranks.share import deal_partitions
 from hongtu.train.network_plan import sketch_network
 from hongtu.train.ranked import deal
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import adam, make_loss
+from hongtu.train.settings import RunSpec, adam, make_loss
 from tests import graphs, problems
 from tests.models import SIX
 from tests.ranks.turns import run_ranks
