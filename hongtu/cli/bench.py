@@ -129,7 +129,7 @@ def check_options(options: argparse.Namespace) -> None:
     from hongtu.bench.spec import ON_RANKS, parse_budgets, parse_strategies
     from hongtu.hardware import load_hardware
     from hongtu.model.named import MODELS
-    from hongtu.train.dependencies import DEPENDENCIES
+    from hongtu.train.ranked import DEPENDENCIES
 
     for name in options.models:
         if name not in MODELS:

@@ -36,9 +36,9 @@ from hongtu.ranks.likeness import likeness
 from hongtu.ranks.together import Alone, called_by_all
 from hongtu.train.evaluators import Evaluation
 from hongtu.train.network_plan import plan_network
+from hongtu.train.outputs import check_rows_file, write_rows
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.resumable import Resumable
-from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.runtime import Runtime
 from hongtu.train.settings import PLAINLY, RunSpec, make_loss
 

@@ -44,23 +44,27 @@ from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, called_by_all
 from hongtu.train.anomaly import check_epoch
-from hongtu.train.dependencies import Tried, choose_stages, to_tell, told, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
-from hongtu.train.inferring import LOSS_OF_VAL, Inferring
-from hongtu.train.loop import FitOptions, Waiting, fit
+from hongtu.train.inferring import LOSS_OF_VAL
+from hongtu.train.loop import FitOptions, Trainable, fit
 from hongtu.train.network_plan import plan_network, sketch_network
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.ranked import (
+    Tried,
     check_ranked,
     check_rows_optimizer,
+    choose_stages,
     clip_gradients,
     deal,
     described,
     exchanging_layers,
     settings_of,
     stepped,
+    to_tell,
+    told,
+    try_plan,
 )
-from hongtu.train.resumable import Resumable
+from hongtu.train.resumable import Resumable, Waiting
 from hongtu.train.runtime import MakePlan, Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
@@ -82,7 +86,7 @@ from hongtu.train.survey.stepping import Stepped, learned_bytes, taken_inside
 from hongtu.train.survey.widths import fill_widths
 
 
-class Trainer(Inferring):
+class Trainer(Trainable):
     """Trains ``layers`` on the whole graph of an artifact: full neighbourhoods, the exact gradient.
 
     Args:
