@@ -34,9 +34,9 @@ from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
 from hongtu.plan.search.planner import plan_run
 from hongtu.train.settings import RunSpec
-from hongtu.train.survey.probe import Correct, probe_workspace
-from hongtu.train.survey.shape import check_edge_data, network_shape
-from hongtu.train.survey.stepping import learned_bytes, step_rows
+from hongtu.train.tracing.probe import Correct, probe_workspace
+from hongtu.train.tracing.shape import check_edge_data, network_shape
+from hongtu.train.tracing.stepping import learned_bytes, step_rows
 
 LARGE = 1 << 20  # edges of a graph whose plans take tens of MiB
 ABOUT = 1.02  # times the best: as fast, for what is saved is worth more than an estimate's error
@@ -146,7 +146,7 @@ class NetworkPlanner:
             with as_on_gpu() if self._spec.hardware.staged else nullcontext():  # what layers do there is counted
                 shape = network_shape(
                     self._artifact, network, self._loss, self._optimizer, self._spec.dtype,
-                    looks=not self._traced, clips=self._clips,
+                    checks_rows=not self._traced, clips=self._clips,
                 )  # fmt: skip
             shape = replace(shape, host_dtype=self._spec.host_dtype, **(self._learned if shape.learned_input else {}))
             self._traced[choices] = shape, network.forms

@@ -33,8 +33,8 @@ from hongtu.ranks.group import current
 from hongtu.train.ranked import ALONE
 from hongtu.train.runtime import Runtime
 from hongtu.train.settings import RunSpec, budget_bytes, check_precision
-from hongtu.train.survey.probe import Correct, probe_workspace
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing.probe import Correct, probe_workspace
+from hongtu.train.tracing.trace import trace
 
 # exponents of the weighted in-degree D: of the source, of the destination
 NORMALIZE = {"symmetric": (0.5, 0.5), "source": (1.0, 0.0), "destination": (0.0, 1.0), "none": (0.0, 0.0)}

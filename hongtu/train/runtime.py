@@ -24,10 +24,10 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.search.host import needed
 from hongtu.threads import shared_cores
-from hongtu.train.excess import SHARES, Excess
+from hongtu.train.correction import SHARES, WorkspaceCorrection
 from hongtu.train.settings import RunSpec
-from hongtu.train.survey.probe import Correct, probe_workspace
-from hongtu.train.survey.witness import Witness
+from hongtu.train.tracing.guards import Guards
+from hongtu.train.tracing.probe import Correct, probe_workspace
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Runtime:
         probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=spec.dtype)
         self._probe = _tried(probe, spec.backend)
         self._budget = budget
-        self._excess = Excess()
+        self._correction = WorkspaceCorrection()
         self._plan = self._plan_first()
         if rows is not None:
             check_host(needed(self._plan, has_devices=spec.backend.on_host))
@@ -87,7 +87,7 @@ class Runtime:
         self._engine: Engine | None = self._make_engine(self._plan)
         self._whole = True  # else something stopped a run, which may have left anything behind
         self._frozen = self._untrained()
-        self._witness = Witness(network.modules, getattr(loss, "modules", []))
+        self._guards = Guards(network.modules, getattr(loss, "modules", []))
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -122,7 +122,7 @@ class Runtime:
         if not self._whole:
             self._replace_engine(self._plan)
         thawed = any(parameter.requires_grad for parameter in self._frozen)
-        if self._witness.changed() or thawed:  # since it was planned
+        if self._guards.changed() or thawed:  # since it was planned
             self._replace_engine(self._plan_changed())
             self._frozen = self._untrained()  # last: what is stopped before is planned again
         while True:
@@ -137,7 +137,7 @@ class Runtime:
                     raise
                 reason, taken = str(error), getattr(error, "taken", 0)
             finally:
-                self._witness.look()  # now: what people change after an error is a change, too
+                self._guards.renew()  # now: what people change after an error is a change, too
             self._relieve(reason, taken, self._budget)  # out here: the error held the tensors that were too many
 
     # ------------------------------------------------------------------------------------------------------- planning
@@ -161,7 +161,7 @@ class Runtime:
         """A plan for what is trained now; where there is none, the model is again as the engine that runs has it."""
         sides, once, forms = self._network.transform_first, self._network.once_per_vertex, self._network.forms
         try:
-            return self._plan_with(self._excess.part(1))
+            return self._plan_with(self._correction.part(1))
         except BaseException:
             self._network.set_transform_first(sides)
             self._network.set_once_per_vertex(once)
@@ -194,7 +194,7 @@ class Runtime:
         spot = self.engine.spot
         assert spot is not None
         name = spot.pass_name
-        excess = self._learn(name, taken)
+        correction = self._learn(name, taken)
         if self._on_oom == "replan":  # a plan is made in the memory that the engine had
             self._replace_engine(self._plan)
             self._whole = False
@@ -203,14 +203,14 @@ class Runtime:
             f"{reason}, in {spot.module} on chunk {spot.chunk} of pass {name!r}; layers take more than when they were "
             "probed: "
         )
-        enough = self._try_plan(1, excess.surely)
+        enough = self._try_plan(1, correction.surely)
         if self._on_oom == "raise":
             raise DeviceOutOfMemory(
                 f"{found}on_oom='replan' (--on-oom replan) runs the epoch again, planned for that; a device_memory "
                 f"(--device-memory) of {enough} bytes is enough for it, or less where preprocess makes more chunks"
             )
         before = self._plan.topology.chunks
-        correct = self._leaner(budget, excess)
+        correct = self._leaner(budget, correction)
         if correct is None:
             raise DeviceOutOfMemory(
                 f"{found}no groups of chunks are small enough; pass device_memory (--device-memory) of {enough} bytes, "
@@ -220,13 +220,13 @@ class Runtime:
         warnings.warn(
             f"{found}planned again, with {plan.topology.chunks} instead of {before} groups of chunks", stacklevel=4
         )
-        self._excess = excess
+        self._correction = correction
         self._replace_engine(plan)
 
-    def _learn(self, name: str, taken: int) -> Excess:
+    def _learn(self, name: str, taken: int) -> WorkspaceCorrection:
         """What is known of the run's layers, with what they took in the passes around one."""
         probed, workspace = self._probe(self._plan, self._network), self._plan.workspace
-        return self._excess.learned(name, taken, probed, self._measure(name), workspace)
+        return self._correction.learned(name, taken, probed, self._measure(name), workspace)
 
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
@@ -243,11 +243,11 @@ class Runtime:
         finally:
             self._whole = False
 
-    def _leaner(self, budget: int, excess: Excess) -> Correct | None:
+    def _leaner(self, budget: int, correction: WorkspaceCorrection) -> Correct | None:
         """A correction with which a plan fits the budget: what is likely, or the part of it that gives smaller groups
         than now, for they may take less than is likely; None where there are none."""
         for share in SHARES:
-            correct = excess.part(share)
+            correct = correction.part(share)
             plan = self._try_plan(budget, correct)
             if isinstance(plan, ExecutionPlan) and (share == 1 or plan.topology.chunks > self._plan.topology.chunks):
                 return correct

@@ -82,8 +82,8 @@ from hongtu.train.settings import (
     read_host_dtype,
     validation_loss,
 )
-from hongtu.train.survey.stepping import Stepped, learned_bytes, taken_inside
-from hongtu.train.survey.widths import fill_widths
+from hongtu.train.tracing.stepping import Stepped, learned_bytes, taken_inside
+from hongtu.train.tracing.widths import fill_widths
 
 
 class Trainer(Trainable):

@@ -27,8 +27,8 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import NO_EDGE_DATA
-from hongtu.train.survey.mixing import refuse_mixing
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing.mixing import refuse_mixing
+from hongtu.train.tracing.trace import trace
 
 F = 8  # columns everywhere
 CLASSES = 3

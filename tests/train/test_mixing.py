@@ -19,9 +19,9 @@ from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData
 from hongtu.train import network_plan
-from hongtu.train.survey import shape
-from hongtu.train.survey.mixing import refuse_mixing
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing import shape
+from hongtu.train.tracing.mixing import refuse_mixing
+from hongtu.train.tracing.trace import trace
 from tests import problems
 from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, differs, judged
 

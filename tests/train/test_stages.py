@@ -11,8 +11,8 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
-from hongtu.train.survey.operations import Function, stage_sweeps
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing.operations import Function, stage_sweeps
+from hongtu.train.tracing.trace import trace
 
 
 def all_of(*layers: object, features: int = 5) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:

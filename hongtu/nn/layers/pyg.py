@@ -162,7 +162,7 @@ class PyGLayer(Layer):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             whole = conv(x, torch.stack([source, destination]), **options)
             part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})
-        if self.updates_edges:  # those of own edges follow from own rows, or the survey finds out
+        if self.updates_edges:  # those of own edges follow from own rows, or a trial run finds out
             whole, part = whole[0], part[0]
         if not torch.allclose(whole[:3], part[:3], rtol=1e-4, atol=1e-5):
             raise InputError(

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hongtu.train.survey.probe import Correct
+from hongtu.train.tracing.probe import Correct
 
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
 
 
 @dataclass(frozen=True)
-class Excess:
+class WorkspaceCorrection:
     """By pass, how many times as much as a probe finds layers take, and how many bytes at most."""
 
     factor: dict[str, float] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Excess:
         probed: Mapping[str, int],
         measured: Mapping[str, int] | None,
         planned: Mapping[str, int],
-    ) -> Excess:
+    ) -> WorkspaceCorrection:
         """What is known after a pass failed.
 
         Args:
@@ -52,7 +52,7 @@ class Excess:
         found = measured or {name: int(GROWTH * taken)}
         factor = self.factor | {key: max(1.0, size / max(probed[key], 1)) for key, size in found.items()}
         # of which the own part shrinks with the chunks, and may not be the peak
-        learned = Excess(factor, self.most | dict(found))
+        learned = WorkspaceCorrection(factor, self.most | dict(found))
         if all(learned.likely(key, probed[key]) <= planned.get(key, 0) for key in found):  # nothing new
             factor[name] = GROWTH * max(factor[name], self.factor.get(name, 1.0))
         return learned

@@ -15,7 +15,7 @@ from hongtu.nn.context import RowContext
 from hongtu.nn.layer import Layer
 from hongtu.nn.lazy import LazyLayer
 from hongtu.plan.passes.shapes import EdgeData
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing.trace import trace
 
 
 class _End(Layer):

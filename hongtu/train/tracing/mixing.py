@@ -22,7 +22,7 @@ from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData
-from hongtu.train.survey.operations import tensors_in
+from hongtu.train.tracing.operations import tensors_in
 
 DEGREE = 3
 EDGES = (0, 1, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 1, 1)  # of each, the first a self-loop

@@ -18,7 +18,7 @@ from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
 from hongtu.nn.block import Block, Rows
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
-from hongtu.train.survey.tracing import Traced, toy_block, with_edge_data
+from hongtu.train.tracing.trace import Traced, toy_block, with_edge_data
 
 DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be
 EXPONENTIALS = {  # kernels that take them, and which argument has a column for each

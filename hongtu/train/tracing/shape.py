@@ -19,11 +19,11 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import key_bytes
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
-from hongtu.train.survey.digest import digest_of, treats_rows_alone
-from hongtu.train.survey.mixing import refuse_mixing
-from hongtu.train.survey.operations import Function, stage_sweeps
-from hongtu.train.survey.stepping import step_model
-from hongtu.train.survey.tracing import Traced, constant_layers, failures_named, trace
+from hongtu.train.tracing.guards import digest_of, remembered, treats_rows_alone
+from hongtu.train.tracing.mixing import refuse_mixing
+from hongtu.train.tracing.operations import Function, stage_sweeps
+from hongtu.train.tracing.stepping import step_model
+from hongtu.train.tracing.trace import Traced, constant_layers, failures_named, trace
 
 
 class _Shown(NamedTuple):
@@ -36,7 +36,6 @@ class _Shown(NamedTuple):
 
 
 _were_shown: dict[Hashable, _Shown] = {}
-_keep_rows_apart: set[Hashable] = set()
 
 
 def network_shape(
@@ -46,17 +45,17 @@ def network_shape(
     optimizer: torch.optim.Optimizer,
     dtype: torch.dtype,
     *,
-    looks: bool = True,
+    checks_rows: bool = True,
     clips: bool = False,
 ) -> NetworkShape:
     """All that plans depend on, found by running the model on a few rows; lazy parameters get their shapes.
 
     Args:
-        looks: refuse a model that mixes rows, which the sides of linear maps have no part in.
+        checks_rows: refuse a model that mixes rows, which the sides of linear maps have no part in.
         clips: gradients are changed before they are stepped by, or may be.
     """
     edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    shown = _shown(network, artifact, dtype, edges, looks)
+    shown = _shown(network, artifact, dtype, edges, checks_rows)
     traced = shown.traced
     network.check_vertices(artifact.whole.num_vertices)
     layers, stepped = traced.layers, step_model(optimizer)
@@ -90,29 +89,25 @@ def network_shape(
     )
 
 
-def _shown(network: Network, artifact: Artifact, dtype: torch.dtype, edges: EdgeData, looks: bool) -> _Shown:
+def _shown(network: Network, artifact: Artifact, dtype: torch.dtype, edges: EdgeData, checks_rows: bool) -> _Shown:
     """What a model shows on a few rows. One of known classes is run once in a process."""
     model, features = digest_of(network.modules), artifact.feature_width
-    key = model, features, dtype, edges, kernels_key()
-    of_sides = key, network.transform_first, network.once_per_vertex, network.autocast
-    known = _were_shown.get(of_sides)
-    if known is None:
+    weights = artifact.topology.edge_weight is not None
+
+    def run() -> _Shown:
         traced = trace(network, features, dtype, edges)
-        forms = network.forms
-    network.forms = copy.deepcopy(forms if known is None else known.forms)
-    if looks and not treats_rows_alone(network.modules, model):
-        weights = artifact.topology.edge_weight is not None
-        if (key, weights) not in _keep_rows_apart:
+        forms = copy.deepcopy(network.forms)
+        if checks_rows and not treats_rows_alone(network.modules, model):
             with failures_named(network, features, edges):
                 refuse_mixing(network, features, dtype, edges, weights=weights)
-            if model is not None:
-                _keep_rows_apart.add((key, weights))
-    if known is None:
         constant = constant_layers(network, features, dtype, edges)
-        known = _Shown(traced, forms, constant, stage_sweeps(network, traced, features, dtype, edges))
-        if model is not None:
-            _were_shown[of_sides] = known
-    return known
+        return _Shown(traced, forms, constant, stage_sweeps(network, traced, features, dtype, edges))
+
+    of_sides = network.transform_first, network.once_per_vertex, network.autocast
+    key = None if model is None else (model, features, dtype, edges, weights, kernels_key(), of_sides)
+    shown = remembered(_were_shown, key, run)
+    network.forms = copy.deepcopy(shown.forms)
+    return shown
 
 
 def check_edge_data(artifact: Artifact, network: Network) -> None:
