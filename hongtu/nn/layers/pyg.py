@@ -15,18 +15,9 @@ from hongtu.errors import InputError, names_known
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
-_EQUIVALENT = {
-    "GCNConv": "hongtu.nn.GCNConv",
-    "GCN2Conv": "hongtu.nn.GCN2Conv",
-    "GATConv": "hongtu.nn.GATConv",
-    "SAGEConv": "hongtu.nn.SAGEConv",
-    "GINConv": "hongtu.nn.GINConv",
-    "ResGatedGraphConv": "hongtu.nn.GGCNConv",
-    "SGConv": "hongtu.nn.SGConv",
-    "APPNP": "hongtu.nn.APPNP",
-    "ChebConv": "hongtu.nn.ChebConv",
-    "PNAConv": "hongtu.nn.PNAConv",
-}
+_OURS = (
+    "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv", "PNAConv",
+)  # fmt: skip
 
 
 @names_known
@@ -173,7 +164,8 @@ class PyGLayer(Layer):
 
 
 def _remedy(name: str) -> str:
-    return f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
+    ours = "GGCNConv" if name == "ResGatedGraphConv" else name
+    return f"use hongtu.nn.{ours}" if name in _OURS else "write it as a hongtu.nn.Layer"
 
 
 def check_convolution(conv: torch.nn.Module, *, updates_edges: bool = False) -> None:

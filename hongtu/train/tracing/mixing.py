@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hongtu.errors import InputError
 from hongtu.model.checks import modes_kept
-from hongtu.model.network import Kind, Network
+from hongtu.model.network import Network
 from hongtu.model.rows_alone import ROUNDING, ROWS, Function, Given, Result, distance, find_mixture, varied
+from hongtu.model.structure import Kind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm

@@ -23,7 +23,8 @@ from hongtu.graph.topology import Topology, build_topology
 from hongtu.kernels.dispatch import as_on_gpu, in_use, kernels_key
 from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.network import Kind, Network
+from hongtu.model.network import Network
+from hongtu.model.structure import Kind
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
