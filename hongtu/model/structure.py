@@ -1,4 +1,4 @@
-"""What a list of modules is made of: graph layers, row-wise modules between them, and what planning chooses for them."""
+"""What a list of modules is made of: graph layers, row-wise modules between them, and what planning chooses of them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
 _OURS = (
-    "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv", "PNAConv",
+    "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv",
+    "PNAConv",
 )  # fmt: skip
 
 
