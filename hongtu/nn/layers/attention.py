@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
+from hongtu.nn.convolution import Common, Convolution, linear
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Common, Convolution, Skip, linear
+from hongtu.nn.layer import Skip
 
 
 class Attention(Convolution):

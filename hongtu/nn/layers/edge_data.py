@@ -13,7 +13,8 @@ from torch.nn.functional import softplus
 from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Common, Convolution, Skip, glorot, linear, takes_mean, zeros
+from hongtu.nn.convolution import Common, Convolution, glorot, linear, takes_mean, zeros
+from hongtu.nn.layer import Skip
 
 
 class CGConv(Convolution):

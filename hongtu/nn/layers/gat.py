@@ -14,8 +14,9 @@ from typing_extensions import Unpack
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.kernels.dispatch import has_numba_kernel
 from hongtu.nn.block import Block
+from hongtu.nn.convolution import Common, glorot, linear, zeros
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Common, Skip, glorot, is_product, linear, zeros
+from hongtu.nn.layer import Skip, is_product
 from hongtu.nn.layers.attention import Attention
 from hongtu.nn.ops.aggregates import apart
 

@@ -12,7 +12,8 @@ from typing_extensions import Unpack
 
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Common, Convolution, Skip, is_plain, linear, zeros
+from hongtu.nn.convolution import Activation, Common, Convolution, linear, zeros
+from hongtu.nn.layer import Skip, is_plain
 
 
 class GGCNConv(Convolution):

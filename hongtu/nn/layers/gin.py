@@ -7,7 +7,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Common, Convolution, Skip, is_chain, is_plain, linear
+from hongtu.nn.convolution import Common, Convolution, linear
+from hongtu.nn.layer import Skip, is_chain, is_plain
 
 
 class GINConv(Convolution):

@@ -17,7 +17,8 @@ from typing_extensions import Unpack
 
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.nn.block import Rows
-from hongtu.nn.layer import Common, Convolution, Skip, glorot, is_product, linear, zeros
+from hongtu.nn.convolution import Common, Convolution, glorot, linear, zeros
+from hongtu.nn.layer import Skip, is_product
 
 
 class NormalizedSum(Convolution):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import names_known
-from hongtu.nn.layer import linear
+from hongtu.nn.convolution import linear
 
 
 @names_known

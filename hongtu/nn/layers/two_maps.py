@@ -15,7 +15,8 @@ from typing_extensions import Unpack
 
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Common, Convolution, Skip, is_plain, is_product, linear
+from hongtu.nn.convolution import Common, Convolution, linear
+from hongtu.nn.layer import Skip, is_plain, is_product
 
 
 class TwoMaps(Convolution):

@@ -12,8 +12,8 @@ from hongtu.graph.artifact import Artifact
 from hongtu.model.network import Network
 from hongtu.model.wiring import INPUT, Modules, resolve
 from hongtu.nn.context import RowContext
+from hongtu.nn.convolution import LazyLayer
 from hongtu.nn.layer import Layer
-from hongtu.nn.lazy import LazyLayer
 from hongtu.plan.passes.shapes import EdgeData
 from hongtu.train.tracing.trace import trace
 
