@@ -168,7 +168,7 @@ def _kept(epoch: int, run: str | None) -> str:
 
 
 def _print_epoch(record: Any) -> None:
-    from hongtu.train.callbacks import bar
+    from hongtu.train.progress import bar
 
     scores = scores_of(record.metrics)
     if scores or record.epoch == 1:

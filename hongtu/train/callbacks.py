@@ -1,39 +1,16 @@
-"""What ``Trainer.fit`` tells others: progress bars, a plain protocol, and loggers that follow it."""
+"""What ``Trainer.fit`` tells others: a plain protocol, and loggers that follow it."""
 
 from __future__ import annotations
 
 import csv
 import importlib
 import os
-import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-from tqdm import TqdmWarning
 
 from hongtu.errors import InputError, OutputError
 from hongtu.graph.given import as_path
 from hongtu.metrics import EpochRecord
-
-warnings.filterwarnings("ignore", "IProgress not found", TqdmWarning)  # the notebook then shows a line of text
-
-from tqdm.auto import tqdm  # noqa: E402 - it warns when it is imported
-
-bar = tqdm
-
-
-def hidden(progress: bool | None) -> bool | None:
-    """``disable`` as tqdm wants it; where nothing is asked for, bars are shown in terminals and notebooks.
-
-    >>> hidden(True), hidden(False)
-    (False, True)
-    """
-    if progress is not None:
-        return not progress
-    kernel = sys.modules.get("ipykernel.kernelapp")  # others import it to run notebooks
-    return False if kernel is not None and kernel.IPKernelApp.initialized() else None
-
 
 HOOKS = ("on_fit_begin", "on_epoch_end", "on_fit_end")
 

@@ -43,7 +43,7 @@ def scores(
     """
     together = ranks or Alone()
     if task == "multiclass":
-        right = chosen_class(out, threshold) == labels
+        right = _chosen_class(out, threshold) == labels
         return {split: _share(right, mask, together) for split, mask in masks.items()}
     found = {}
     for split, mask in masks.items():
@@ -53,7 +53,7 @@ def scores(
     return first | {f"{split}_{name}": x for split, of_split in found.items() for name, x in of_split.items()}
 
 
-def chosen_class(out: Tensor, threshold: float) -> Tensor:
+def _chosen_class(out: Tensor, threshold: float) -> Tensor:
     """int64 [T]: the largest of outputs [T, C]; of one column 1 above the threshold, else 0."""
     return out.argmax(dim=1) if out.shape[1] > 1 else (out[:, 0] > threshold).long()
 
@@ -102,7 +102,7 @@ def accuracy(out: Tensor, target: Tensor, threshold: float = 0.0) -> float:
     """Share of classes [T] that are chosen: the largest of outputs [T, C], of one column 1 above the threshold; of
     multi-label [T, C] the share of entries that are right, of those that are not NaN."""
     if target.ndim == 1:
-        return float((chosen_class(out, threshold) == target).double().mean())
+        return float((_chosen_class(out, threshold) == target).double().mean())
     chosen, true = _yes_or_no(out, target, threshold)
     return float((chosen == true)[~target.isnan()].double().mean())
 
@@ -147,7 +147,7 @@ def _yes_or_no(out: Tensor, target: Tensor, threshold: float) -> tuple[Tensor, T
     if target.ndim == 2:
         return (out > threshold) & ~target.isnan(), target > 0.5
     classes = torch.arange(max(out.shape[1], 2))
-    return chosen_class(out, threshold).unsqueeze(1) == classes, target.unsqueeze(1) == classes
+    return _chosen_class(out, threshold).unsqueeze(1) == classes, target.unsqueeze(1) == classes
 
 
 def _f1(chosen: Tensor, true: Tensor, dims: tuple[int, ...]) -> Tensor:
