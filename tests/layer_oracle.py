@@ -2,8 +2,8 @@
 
 import torch
 
-from hongtu.nn.binding import bind
 from hongtu.nn.context import RowContext
+from hongtu.nn.layer import bind
 from tests.graphs import cut, make_blocks
 
 IN, OUT = 7, 5

@@ -16,10 +16,9 @@ from hongtu.graph.topology import Topology
 from hongtu.model.checks import check_module, is_altered, is_random, may_write
 from hongtu.model.fingerprint import Fingerprint
 from hongtu.model.wiring import RowFunction, TakenApart, resolve_all, wire, wire_edges
-from hongtu.nn.binding import bind
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import check_drop_edges
-from hongtu.nn.layer import Layer
+from hongtu.nn.layer import Layer, bind
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 

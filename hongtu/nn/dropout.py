@@ -32,7 +32,7 @@ _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 class Dropout(torch.nn.Module):
     """Drops elements of ``x`` with probability ``p`` and scales the others by 1 / (1 - p).
 
-    Bound to a run (``hongtu.nn.binding.bind``) the mask of a row depends only on (seed, epoch, site, number of the
+    Bound to a run (``hongtu.nn.layer.bind``) the mask of a row depends only on (seed, epoch, site, number of the
     call within the layer call, row id, column): recomputation and any cutting into chunks see the same one. Unbound
     it is ``torch.nn.functional.dropout``.
 

@@ -18,6 +18,7 @@ from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
+from hongtu.nn.dropout import Dropout
 
 Skip = Tensor | tuple[Tensor, ...] | None
 TRANSFORMS = {"can_transform_first", "transform", "aggregate", "combine", "update", "spread", "map", "mapped"}
@@ -220,6 +221,21 @@ class Layer(torch.nn.Module):
             f"{type(self).__name__} defines neither forward(block, h) nor an aggregate: give forward, or "
             "transform/aggregate/update, or set reduce = 'sum' | 'mean'"
         )
+
+
+def bind(model: torch.nn.Module, context: RowContext) -> RowContext:
+    """Give every ``Layer`` and ``Dropout`` of the model the context, and every dropout its ``site`` number.
+
+    Sites are counted in module order, so that the same model has the same masks in every run.
+    """
+    sites = 0
+    for module in model.modules():
+        if isinstance(module, (Layer, Dropout)):
+            module.context = context
+        if isinstance(module, Dropout):
+            module.site = sites
+            sites += 1
+    return context
 
 
 class _MapGradients(torch.autograd.Function):
