@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hongtu.config import METRICS
 from hongtu.errors import InputError
-from hongtu.model.link_scores import by_name
+from hongtu.model.link_loss import by_name
 from hongtu.ranks.together import Alone, Together
 
 

@@ -33,7 +33,7 @@ from hongtu.train.settings import (
     make_optimizer,
     read_host_dtype,
 )
-from hongtu.train.tracing.widths import fill_widths
+from hongtu.train.tracing.shape import fill_widths
 
 
 @names_known

@@ -26,8 +26,7 @@ from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.expression import check_kinds
-from hongtu.model.link_loss import DECODER, LinkLoss, link_loss_in, target_task, trained_decoder
-from hongtu.model.link_scores import link_scores
+from hongtu.model.link_loss import DECODER, LinkLoss, link_loss_in, link_scores, target_task, trained_decoder
 from hongtu.model.loss_terms import Losses, parts_of
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
@@ -82,8 +81,8 @@ from hongtu.train.settings import (
     read_host_dtype,
     validation_loss,
 )
+from hongtu.train.tracing.shape import fill_widths
 from hongtu.train.tracing.stepping import Stepped, learned_bytes, taken_inside
-from hongtu.train.tracing.widths import fill_widths
 
 
 class Trainer(Trainable):

@@ -1,4 +1,5 @@
-"""What the planner knows of a model: layers with their widths, what stages compute, and bytes beside vertex rows."""
+"""What the planner knows of a model: layers with their widths, learned where they are not given, what stages compute,
+and bytes beside vertex rows."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from hongtu.kernels.dispatch import kernels_key
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.model.wiring import INPUT, Modules, resolve
+from hongtu.nn.context import RowContext
+from hongtu.nn.convolution import LazyLayer
 from hongtu.nn.dropout import key_bytes
+from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.train.tracing.guards import digest_of, remembered, treats_rows_alone
@@ -191,3 +196,38 @@ def _model_bytes(model: nn.Module, gradients: int) -> int:
 def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
     """Bytes of the normalisations' statistics on a device."""
     return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
+
+
+class _End(Layer):
+    """A graph layer that keeps columns as they are."""
+
+    reduce = "sum"
+
+
+def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> None:
+    """Make the layers that do not know how many columns they are given, in their order: the artifact's features, or
+    what the layer before gives.
+
+    Raises:
+        InputError: when a module before does not accept what it is given, or one that maps all columns alike would map
+            the types of vertices.
+    """
+    for index, taken in enumerate(resolve(modules)):
+        if not taken:  # rows of edges
+            continue
+        layer, first = modules[index], taken[0]
+        ours = isinstance(layer, LazyLayer) or (isinstance(layer, Layer) and layer.built_in)
+        if first == INPUT and artifact.vertex_type_widths and (ours or type(layer) is nn.Linear):
+            raise InputError(
+                f"layers[{index}] ({type(layer).__name__}): features of several types of vertices, and column 0 "
+                "is the type; put hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) in front"
+            )
+        if isinstance(layer, LazyLayer):
+            layer.fill(artifact.feature_width if first == INPUT else _columns(modules, first, artifact, dtype))
+
+
+def _columns(modules: Modules, number: int, artifact: Artifact, dtype: torch.dtype) -> int:
+    """Of what module ``number`` gives, all before it being made."""
+    before = Modules([*copy.deepcopy(list(modules)[: number + 1]), _End()], [*modules.headers[: number + 1], None])
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    return trace(Network(before.to("cpu", dtype), RowContext()), artifact.feature_width, dtype, edges).output
