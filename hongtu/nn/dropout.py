@@ -152,17 +152,15 @@ def dropout_key(*parts: int, key: int = 0) -> int:
     return key
 
 
-def hashes(ids: Tensor, count: int, key: int) -> Tensor:
-    """int64 [R, count]: for every row id [R] so many 64-bit hashes under a key."""
-    row_R1 = _mix_torch(_mix_torch(ids.long()) ^ _signed(key)).unsqueeze(1)
-    return _mix_torch(row_R1 + torch.arange(count, device=ids.device) * _signed(_GOLDEN))
+def hashes(ids: np.ndarray, count: int, key: int) -> np.ndarray:
+    """uint64 [R, count]: for every row id [R] so many hashes under a key."""
+    return _row_hashes(ids, np.uint64(key), np.arange(count, dtype=np.uint64))
 
 
-def keep_mask(ids: Tensor, width: int, key: int, p: float) -> Tensor:
-    """bool [R, F] in plain torch, on any device: the elements that stay; the reference of the CPU kernel."""
-    hash_RP = hashes(ids, (width + 1) // 2, key)
-    halves = torch.stack([hash_RP & 0xFFFFFFFF, (hash_RP >> 32) & 0xFFFFFFFF], dim=2)
-    return halves.flatten(1)[:, :width] >= _threshold(p)
+def _row_hashes(ids: np.ndarray, key: np.uint64, numbers: np.ndarray) -> np.ndarray:
+    row_R1 = mix.py_func(mix.py_func(ids.astype(np.uint64)) ^ key)[:, None]
+    found: np.ndarray = mix.py_func(row_R1 + numbers * np.uint64(_GOLDEN))
+    return found
 
 
 class _Dropout(torch.autograd.Function):
@@ -215,12 +213,6 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _mix_torch(x: Tensor) -> Tensor:
-    for shift, factor in ((30, _MIX1), (27, _MIX2)):
-        x = (x ^ ((x >> shift) & (_MASK >> shift))) * _signed(factor)
-    return x ^ ((x >> 31) & (_MASK >> 31))
-
-
 @compiled
 def mix(x):
     """64 bits in which each of the 64 of ``x`` counts, for kernels that draw."""
@@ -232,12 +224,11 @@ def mix(x):
 def _dropout_arrays(x_RF, ids, key, site, call, threshold, scale, out_RF):
     """As ``_dropout``, for some rows at a time."""
     (num_rows, width), of_call = x_RF.shape, np.uint64(dropout_key(site, call, key=int(key[0])))
-    pairs = np.arange((width + 1) // 2, dtype=np.uint64) * np.uint64(_GOLDEN)
+    pairs = np.arange((width + 1) // 2, dtype=np.uint64)
     step = max(1, AT_ONCE // max(1, width))
     for first in range(0, num_rows, step):
         rows = slice(first, first + step)
-        row_R1 = mix.py_func(mix.py_func(ids[rows].astype(np.uint64)) ^ of_call)[:, None]
-        halves = np.ascontiguousarray(mix.py_func(row_R1 + pairs)).view("<u4")  # the lower one first
+        halves = np.ascontiguousarray(_row_hashes(ids[rows], of_call, pairs)).view("<u4")  # the lower one first
         np.multiply(x_RF[rows], scale, out=out_RF[rows])
         out_RF[rows][halves[:, :width] < threshold] = 0
 
