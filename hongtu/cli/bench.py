@@ -217,8 +217,7 @@ def _plan(artifact: Artifact, model: Model, run: Run, hardware: Hardware) -> Exe
     from hongtu.bench.spec import named_strategy
     from hongtu.model.loss_terms import DEFAULT
     from hongtu.model.named import build_layers
-    from hongtu.train.planning import plan_model
-    from hongtu.train.ranked import plan_ranks
+    from hongtu.train.planning import plan_model, plan_ranks
 
     layers = build_layers(model.name, artifact.feature_width, model.hidden, artifact.num_classes, model.layers)
     strategy = named_strategy(run.strategy or "full")

@@ -145,7 +145,7 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
     """Plan for several ranks, without starting any."""
     from hongtu.cli.plan_text import rank_tables
     from hongtu.model.loss_terms import DEFAULT
-    from hongtu.train.ranked import plan_ranks
+    from hongtu.train.planning import plan_ranks
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")

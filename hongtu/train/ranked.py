@@ -3,10 +3,8 @@ has the rows of others from."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
-from functools import partial
+from dataclasses import astuple
 from math import inf
 from typing import Any, NamedTuple
 
@@ -19,25 +17,17 @@ from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import may_draw
 from hongtu.model.embedding import Embedding
-from hongtu.model.link_loss import LinkLoss, link_loss_in
-from hongtu.model.loss_terms import Losses
+from hongtu.model.link_loss import link_loss_in
 from hongtu.model.network import Network
-from hongtu.model.typed import with_types
-from hongtu.model.wiring import Entry, as_modules
-from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.cost.seconds import aggregate_seconds, partition_seconds, predict_seconds, rowwise_seconds
 from hongtu.plan.cost.work import Extent, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
-from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.ranks.fabric import load_fabric, over
 from hongtu.ranks.likeness import checksum, likeness, plain_tensors
-from hongtu.ranks.share import deal_partitions, share_of
+from hongtu.ranks.share import deal_partitions
 from hongtu.ranks.stages import ByLayer, ByVertex, Stages
 from hongtu.ranks.together import Together
-from hongtu.train.network_plan import plan_network, sketch_network
-from hongtu.train.settings import RunSpec, adam, budget_bytes, host_limit, make_loss
 
 DEPENDENCIES = ("cache", "comm", "hybrid")
 ROWS = 1000  # whose seconds those of one are taken from
@@ -207,60 +197,6 @@ def deal(artifact: Artifact, ranks: int, sketch: Callable[[], ExecutionPlan], ha
     if ranks in (1, artifact.topology.partitions):
         return even
     return deal_partitions(artifact, ranks, partition_seconds(sketch(), hardware))
-
-
-def plan_ranks(
-    artifact: Artifact,
-    layers: Sequence[Entry],
-    ranks: int,
-    dependencies: str,
-    *,
-    loss: Losses | LinkLoss,
-    device_memory: int | str | None,
-    strategy: str | Strategy,
-    hardware: Hardware,
-    topology: str | os.PathLike[str] | None = None,
-    host_memory: int | str | None = None,
-) -> list[tuple[Artifact, ExecutionPlan]]:
-    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these. Without a
-    topology file every rank is on a host of its own.
-
-    Raises:
-        InputError: for anything that cannot work.
-        BudgetError: when the budget is too small for a rank; names the smallest that works.
-    """
-    artifact.check_bounds()
-    network = Network(as_modules(with_types(layers, artifact)), RowContext())
-    check_ranked(artifact, network, loss, ranks, dependencies)
-    optimizer = adam(network.modules.parameters())
-    spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)
-    count = exchanging_layers(network)
-    fabric = None if topology is None else load_fabric(topology, ranks, hardware)
-    budget = budget_bytes(
-        device_memory, partial(plan_network, artifact, network, make_loss(artifact, loss), optimizer, spec)
-    )
-
-    limit = host_limit(
-        host_memory, spills=False, has_devices=not hardware.staged, device_memory=device_memory, ranks=ranks
-    )
-    spec = replace(spec, limit=limit)
-
-    def sketch() -> ExecutionPlan:
-        return sketch_network(artifact, network, make_loss(artifact, loss), optimizer, spec)
-
-    bounds = deal(artifact, ranks, sketch, hardware)
-
-    def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
-        share = share_of(artifact, rank, bounds, stages, fabric)
-        of_share = make_loss(share, loss)
-        return share, plan_network(share, network, of_share, optimizer, spec, budget)
-
-    def tried(stages: Stages) -> list[Tried]:
-        joined = over(fabric, hardware)
-        return [try_plan(lambda: share_and_plan(rank, stages)[1], joined) for rank in range(ranks)]  # noqa: B023
-
-    stages = ByLayer(count, 0) if artifact.learns_features else choose_stages(count, dependencies, tried)
-    return [share_and_plan(rank, stages) for rank in range(ranks)]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -1,12 +1,17 @@
-"""The engine of a run: planned, planned again where it has to be, run, and freed. Nobody else makes one."""
+"""The engine of a run: planned, planned again where it has to be, run, and freed. Nobody else makes one.
+
+A layer whose memory depends on the data, or a device that has less than it said, shows only where a run fails; there
+layers are measured, and the planner learns by what factor they take more than a probe of them found.
+"""
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,23 +29,61 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.search.host import needed
 from hongtu.threads import shared_cores
-from hongtu.train.correction import SHARES, WorkspaceCorrection
 from hongtu.train.settings import RunSpec
 from hongtu.train.tracing.guards import Guards
 from hongtu.train.tracing.probe import Correct, probe_workspace
 
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
+GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
+
+
+@dataclass(frozen=True)
+class WorkspaceCorrection:
+    """By pass, how many times as much as a probe finds layers take, and how many bytes at most."""
+
+    factor: dict[str, float] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+
+    def likely(self, name: str, probed: int) -> int:
+        """Where it shrinks with the chunks."""
+        return int(self.factor.get(name, 1.0) * probed)
+
+    def part(self, share: float) -> Correct:
+        """Only so much of what is likely."""
+        return lambda name, probed: probed + int(share * (self.likely(name, probed) - probed))
+
+    def surely(self, name: str, probed: int) -> int:
+        """Where it does not."""
+        return max(self.likely(name, probed), probed + self.most.get(name, 0))
+
+    def learned(
+        self,
+        name: str,
+        taken: int,
+        probed: Mapping[str, int],
+        measured: Mapping[str, int] | None,
+        planned: Mapping[str, int],
+    ) -> WorkspaceCorrection:
+        """What is known after a pass failed.
+
+        Args:
+            name: of the pass; taken: bytes that its layers had then.
+            probed, planned: what a probe finds in every pass, and what the plan that failed gave layers there.
+            measured: what layers took in some passes; None: it could not be measured.
+        """
+        found = measured or {name: int(GROWTH * taken)}
+        factor = self.factor | {key: max(1.0, size / max(probed[key], 1)) for key, size in found.items()}
+        # of which the own part shrinks with the chunks, and may not be the peak
+        learned = WorkspaceCorrection(factor, self.most | dict(found))
+        if all(learned.likely(key, probed[key]) <= planned.get(key, 0) for key in found):  # nothing new
+            factor[name] = GROWTH * max(factor[name], self.factor.get(name, 1.0))
+        return learned
+
+
 T = TypeVar("T")
 
 
-class MakePlan(Protocol):
-    """Plans a network's run.
-
-    Args:
-        budget: bytes per device, or None.
-        correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
-    """
-
-    def __call__(self, *, network: Network, budget: int | None, correct: Correct | None) -> ExecutionPlan: ...
+MakePlan = Callable[..., ExecutionPlan]  # as ``plan_network``, given network, budget and correct by name
 
 
 class Runtime:
@@ -49,7 +92,7 @@ class Runtime:
     Args:
         network: the model; planning decides how its layers are run.
         loss: of its output, or None where nothing is trained.
-        make_plan: plans the run.
+        make_plan: plans the run of a network.
         rows: makes or gives features that are on the host and change, where there is room: embeddings, propagated rows.
         budget: bytes per device, or None for what the devices have free.
         spec: how the run goes.
