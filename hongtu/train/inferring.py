@@ -35,7 +35,7 @@ from hongtu.nn.context import RowContext
 from hongtu.ranks.likeness import likeness
 from hongtu.ranks.together import Alone, called_by_all
 from hongtu.train.evaluators import Evaluation
-from hongtu.train.network_plan import plan_network
+from hongtu.train.network_plan import Job
 from hongtu.train.outputs import check_rows_file, write_rows
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.resumable import Resumable
@@ -244,12 +244,10 @@ def layer_runtime(
     """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
     beside whatever the trainer holds."""
     network = Network(model.first(number + 1).cpu(), RowContext(), spec.autocast)
-    loss = make_loss(artifact, Unscored())
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
     if embedding is not None:
         embedding = copy.copy(embedding)
         embedding.weight = nn.Parameter(embedding.weight.detach())
-    spec = replace(spec, stepping=PLAINLY)
-    make_plan = partial(plan_network, artifact, loss=loss, optimizer=optimizer, spec=spec)
+    job = Job(artifact, make_loss(artifact, Unscored()), optimizer, replace(spec, stepping=PLAINLY))
     rows = None if embedding is None else lambda: embedding
-    return Runtime(artifact, network, loss, make_plan, spec, rows=rows, budget=budget)
+    return Runtime(job, network, rows=rows, budget=budget)

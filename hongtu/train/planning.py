@@ -24,7 +24,7 @@ from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.fabric import load_fabric, over
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
-from hongtu.train.network_plan import plan_network, sketch_network
+from hongtu.train.network_plan import Job
 from hongtu.train.ranked import Tried, check_ranked, choose_stages, deal, exchanging_layers, try_plan
 from hongtu.train.settings import (
     OptimizerFactory,
@@ -74,10 +74,10 @@ def plan_model(
         strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, stepping=stepping,
         host_dtype=read_host_dtype(host_dtype),
     )  # fmt: skip
-    make = partial(plan_network, artifact, network, make_loss(artifact, loss), made)
+    job = Job(artifact, make_loss(artifact, loss), made, unlimited)
     with using(NumbaKernels.of_graph(artifact.size)):
-        budget = budget_bytes(device_memory, partial(make, unlimited))
-        return make(replace(unlimited, limit=limit), budget)
+        budget = budget_bytes(device_memory, partial(job.plan, network))
+        return replace(job, spec=replace(unlimited, limit=limit)).plan(network, budget)
 
 
 def plan_ranks(
@@ -103,26 +103,18 @@ def plan_ranks(
     network, optimizer = _prepared(artifact, layers, loss)
     check_ranked(artifact, network, loss, ranks, dependencies)
     spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)
-    count = exchanging_layers(network)
+    whole, count = Job(artifact, make_loss(artifact, loss), optimizer, spec), exchanging_layers(network)
     fabric = None if topology is None else load_fabric(topology, ranks, hardware)
-    budget = budget_bytes(
-        device_memory, partial(plan_network, artifact, network, make_loss(artifact, loss), optimizer, spec)
-    )
-
+    budget = budget_bytes(device_memory, partial(whole.plan, network))
     limit = host_limit(
         host_memory, spills=False, has_devices=not hardware.staged, device_memory=device_memory, ranks=ranks
     )
-    spec = replace(spec, limit=limit)
-
-    def sketch() -> ExecutionPlan:
-        return sketch_network(artifact, network, make_loss(artifact, loss), optimizer, spec)
-
-    bounds = deal(artifact, ranks, sketch, hardware)
+    bounds = deal(artifact, ranks, lambda: whole.sketch(network), hardware)
 
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
         share = share_of(artifact, rank, bounds, stages, fabric)
-        of_share = make_loss(share, loss)
-        return share, plan_network(share, network, of_share, optimizer, spec, budget)
+        job = Job(share, make_loss(share, loss), optimizer, replace(spec, limit=limit))
+        return share, job.plan(network, budget)
 
     def tried(stages: Stages) -> list[Tried]:
         joined = over(fabric, hardware)

@@ -188,7 +188,7 @@ def deal(artifact: Artifact, ranks: int, sketch: Callable[[], ExecutionPlan], ha
     """The first partition of every rank, then their number: by what each is predicted to take for its own vertices.
 
     Args:
-        sketch: as ``sketch_network`` gives it; asked for where there is a choice.
+        sketch: as ``Job.sketch`` gives it; asked for where there is a choice.
 
     Raises:
         InputError: when there are more ranks than partitions.

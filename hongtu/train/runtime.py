@@ -19,19 +19,16 @@ from torch import nn
 from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory
-from hongtu.graph.artifact import Artifact
 from hongtu.host import available_bytes, check_host
 from hongtu.model.checks import check_default_device
-from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
-from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.search.host import needed
 from hongtu.threads import shared_cores
-from hongtu.train.settings import RunSpec
+from hongtu.train.network_plan import Job
 from hongtu.train.tracing.guards import Guards
-from hongtu.train.tracing.probe import Correct, probe_workspace
+from hongtu.train.tracing.probe import Correct
 
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
 GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
@@ -83,41 +80,33 @@ class WorkspaceCorrection:
 T = TypeVar("T")
 
 
-MakePlan = Callable[..., ExecutionPlan]  # as ``plan_network``, given network, budget and correct by name
-
-
 class Runtime:
     """Holds the engine of a run, and a leaner one from each time on that a device ran out of memory.
 
     Args:
+        job: what is run, which plans it.
         network: the model; planning decides how its layers are run.
-        loss: of its output, or None where nothing is trained.
-        make_plan: plans the run of a network.
         rows: makes or gives features that are on the host and change, where there is room: embeddings, propagated rows.
         budget: bytes per device, or None for what the devices have free.
-        spec: how the run goes.
 
     Raises:
-        InputError: whatever ``make_plan`` refuses.
+        InputError: for whatever cannot be planned.
         BudgetError: when the budget is too small.
     """
 
     def __init__(
         self,
-        artifact: Artifact,
+        job: Job,
         network: Network,
-        loss: MeanLoss | EdgeLoss | None,
-        make_plan: MakePlan,
-        spec: RunSpec,
         *,
         rows: Callable[[], VertexRows] | None,
         budget: int | None,
     ) -> None:
+        artifact, loss, spec = job.artifact, job.loss, job.spec
         self._artifact, self._network, self._on_oom, self._backend = artifact, network, spec.on_oom, spec.backend
-        self._make_plan = _tried(make_plan, spec.backend)
+        self._make_plan = _tried(job.plan, spec.backend)
         self._partitions, self._ranks = artifact.topology.partitions, spec.ranks
-        probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=spec.dtype)
-        self._probe = _tried(probe, spec.backend)
+        self._probe = _tried(job.probe, spec.backend)
         self._budget = budget
         self._correction = WorkspaceCorrection()
         self._plan = self._plan_first()
@@ -268,7 +257,7 @@ class Runtime:
 
     def _learn(self, name: str, taken: int) -> WorkspaceCorrection:
         """What is known of the run's layers, with what they took in the passes around one."""
-        probed, workspace = self._probe(self._plan, self._network), self._plan.workspace
+        probed, workspace = self._probe(self._network, self._plan), self._plan.workspace
         return self._correction.learned(name, taken, probed, self._measure(name), workspace)
 
     def _measure(self, name: str) -> dict[str, int] | None:

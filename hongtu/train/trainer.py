@@ -46,7 +46,7 @@ from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.inferring import LOSS_OF_VAL
 from hongtu.train.loop import FitOptions, Trainable, fit
-from hongtu.train.network_plan import plan_network, sketch_network
+from hongtu.train.network_plan import Job
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.ranked import (
     Tried,
@@ -64,7 +64,7 @@ from hongtu.train.ranked import (
     try_plan,
 )
 from hongtu.train.resumable import Resumable, Waiting
-from hongtu.train.runtime import MakePlan, Runtime
+from hongtu.train.runtime import Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
     RunSpec,
@@ -247,7 +247,9 @@ class Trainer(Trainable):
                 self._budget = budget_bytes(device_memory, lambda budget: self._plan_whole(loss, budget))
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
-            self._share, self._loss, self._runtime = self._make_runtime(loss)
+            job, self._runtime = self._make_runtime(loss)
+            assert job.loss is not None
+            self._share, self._loss = job.artifact, job.loss
             scored = self._loss if isinstance(self._loss, MeanLoss) else self._loss.beside or self._loss
             self._evaluation.threshold = scored.threshold
             self._validation = None
@@ -264,62 +266,60 @@ class Trainer(Trainable):
             self._copies = False  # gradients before a step
             self._resting: Resting = []
 
+    def _job(self, artifact: Artifact, loss: Losses | LinkLoss, **options: Any) -> Job:
+        """Of the whole graph, or of a rank's share."""
+        return Job(artifact, make_loss(artifact, loss), self.optimizer, replace(self._spec, **options))
+
     def _plan_whole(self, loss: Losses | LinkLoss, budget: int | None) -> ExecutionPlan:
         """Of the whole graph in one process."""
         self.model.cpu()  # where plans are tried
-        spec, whole = replace(self._spec, limit=None), make_loss(self.artifact, loss)
-        with spec.backend.trial():
-            return plan_network(self.artifact, self._network, whole, self.optimizer, spec, budget)
+        job = self._job(self.artifact, loss, limit=None)
+        with self._spec.backend.trial():
+            return job.plan(self._network, budget)
 
     def _sketch(self, loss: Losses | LinkLoss) -> ExecutionPlan:
         """Of the whole graph, by which its partitions are dealt to ranks."""
         self.model.cpu()  # where plans are tried
-        whole = make_loss(self.artifact, loss)
-        return sketch_network(self.artifact, self._network, whole, self.optimizer, self._spec)
+        return self._job(self.artifact, loss).sketch(self._network)
 
-    def _make_runtime(self, loss: Losses | LinkLoss) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
-        """This rank's share of the artifact, its loss, and what runs them."""
+    def _make_runtime(self, loss: Losses | LinkLoss) -> tuple[Job, Runtime]:
+        """What this rank runs, on its share of the artifact, and what runs it."""
         layers_on_ranks, seed, spec = exchanging_layers(self._network), self._context.seed, self._spec
         bounds = self.ranks.first(
             lambda: deal(self.artifact, self.ranks.size, lambda: self._sketch(loss), self.hardware)
         )
 
-        def share_and_plan(stages: Stages) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
-            share = share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric)
-            of_share = make_loss(share, loss)
-            return share, of_share, partial(plan_network, share, loss=of_share, optimizer=self.optimizer, spec=spec)
+        def job_of(stages: Stages) -> Job:
+            return self._job(share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric), loss)
 
         def tried(stages: Stages) -> list[Tried]:
             with self.ranks.agreed():
-                _, _, make_plan = share_and_plan(stages)
+                job = job_of(stages)
                 self.model.cpu()  # where plans are tried
-                own = try_plan(
-                    lambda: make_plan(network=self._network, budget=self._budget, correct=None),
-                    over(self._fabric, self.hardware),
-                )
+                own = try_plan(lambda: job.plan(self._network, self._budget), over(self._fabric, self.hardware))
             return [told(of_rank) for of_rank in self.ranks.gather(to_tell(own))]
 
         stages: Stages = ByLayer(layers_on_ranks, 0)
         if not self.artifact.learns_features:
             stages = choose_stages(layers_on_ranks, self.dependencies if self.ranks.size > 1 else "cache", tried)
         with self.ranks.agreed():
-            share, of_share, make_plan = share_and_plan(stages)
+            job = job_of(stages)
 
             def learned() -> Embedding:
                 make_optimizer = spec.stepping.make_rows_optimizer
-                self.embedding = Embedding(share, make_optimizer, seed, spec.dtype, self.ranks.each)
+                self.embedding = Embedding(job.artifact, make_optimizer, seed, spec.dtype, self.ranks.each)
                 if self.ranks.size > 1:
                     check_rows_optimizer(self.embedding.optimizer)
                 return self.embedding
 
-            if isinstance(of_share, EdgeLoss):
-                of_share.check_scores(self._link_scores)
+            if isinstance(job.loss, EdgeLoss):
+                job.loss.check_scores(self._link_scores)
             rows = learned if self.artifact.learns_features else None
-            runtime = Runtime(share, self._network, of_share, make_plan, spec, rows=rows, budget=self._budget)
+            runtime = Runtime(job, self._network, rows=rows, budget=self._budget)
         if self.embedding is not None:
             made = self.embedding.optimizer
             self.ranks.check_same({"embedding_optimizer": (type(made).__name__, settings_of(made))})
-        return share, of_share, runtime
+        return job, runtime
 
     def __repr__(self) -> str:
         budget = "no limit" if self._budget is None else size(self._budget)
