@@ -25,11 +25,10 @@ from hongtu.graph.artifact import Artifact
 from hongtu.metrics import EpochRecord
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.edge_targets import EdgeTargets
-from hongtu.model.embedding import Embedding
 from hongtu.model.loss_terms import Unscored
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
-from hongtu.model.wiring import Modules, resolve_all
+from hongtu.model.wiring import resolve_all
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.ranks.likeness import likeness
@@ -40,7 +39,7 @@ from hongtu.train.outputs import check_rows_file, write_rows
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.resumable import Resumable
 from hongtu.train.runtime import Runtime
-from hongtu.train.settings import PLAINLY, RunSpec, make_loss
+from hongtu.train.settings import PLAINLY, make_loss
 
 T = TypeVar("T")
 FEW = 20  # vertices, which a message can name
@@ -189,8 +188,15 @@ class Inferring(Resumable):
 
     @torch.inference_mode(False)
     def _layer_runtime(self, number: int) -> Runtime:
-        spec, budget = self._spec, self._budget
-        return layer_runtime(self._share, self.model, number, spec=spec, budget=budget, embedding=self.embedding)
+        """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
+        beside whatever the trainer holds."""
+        network = Network(self.model.first(number + 1).cpu(), RowContext(), self._spec.autocast)
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+        job = Job(self._share, make_loss(self._share, Unscored()), optimizer, replace(self._spec, stepping=PLAINLY))
+        embedding = copy.copy(self.embedding)
+        if embedding is not None:
+            embedding.weight = nn.Parameter(embedding.weight.detach())
+        return Runtime(job, network, rows=None if embedding is None else lambda: embedding, budget=self._budget)
 
 
 def _picked(parts: Iterable[tuple[Tensor, Tensor]], columns: int, vertices: int, numbers: Tensor | None) -> Tensor:
@@ -230,24 +236,3 @@ def layer_number(model: nn.ModuleList, layer: int) -> int:
     if not any(isinstance(module, Layer) for module in list(model)[: number + 1]):
         raise InputError(f"embed: layer {layer} comes before the first graph layer; apply it to your features yourself")
     return number
-
-
-def layer_runtime(
-    artifact: Artifact,
-    model: Modules,
-    number: int,
-    *,
-    spec: RunSpec,
-    budget: int | None,
-    embedding: Embedding | None,
-) -> Runtime:
-    """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
-    beside whatever the trainer holds."""
-    network = Network(model.first(number + 1).cpu(), RowContext(), spec.autocast)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
-    if embedding is not None:
-        embedding = copy.copy(embedding)
-        embedding.weight = nn.Parameter(embedding.weight.detach())
-    job = Job(artifact, make_loss(artifact, Unscored()), optimizer, replace(spec, stepping=PLAINLY))
-    rows = None if embedding is None else lambda: embedding
-    return Runtime(job, network, rows=rows, budget=budget)
