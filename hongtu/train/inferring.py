@@ -39,7 +39,7 @@ from hongtu.train.outputs import check_rows_file, write_rows
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.resumable import Resumable
 from hongtu.train.runtime import Runtime
-from hongtu.train.settings import PLAINLY, make_loss
+from hongtu.train.settings import adam, make_loss
 
 T = TypeVar("T")
 FEW = 20  # vertices, which a message can name
@@ -192,7 +192,12 @@ class Inferring(Resumable):
         beside whatever the trainer holds."""
         network = Network(self.model.first(number + 1).cpu(), RowContext(), self._spec.autocast)
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
-        job = Job(self._share, make_loss(self._share, Unscored()), optimizer, replace(self._spec, stepping=PLAINLY))
+        job = Job(
+            self._share,
+            make_loss(self._share, Unscored()),
+            optimizer,
+            replace(self._spec, make_rows_optimizer=adam, clips=False),
+        )
         embedding = copy.copy(self.embedding)
         if embedding is not None:
             embedding.weight = nn.Parameter(embedding.weight.detach())

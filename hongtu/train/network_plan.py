@@ -103,12 +103,12 @@ class _NetworkPlanner:
             edge_features=any(map(network.reads_edge_features, range(len(network.layers)))),
             edge_type=any(layer.uses_edge_type for layer in network.layers),
         )
-        self._clips = spec.stepping.clips or spec.hardware.staged  # optimizers on GPUs may change gradients
+        self._clips = spec.clips or spec.hardware.staged  # optimizers on GPUs may change gradients
         self._learned: dict[str, Any] = {}
         if artifact.learns_features:
             rows, columns = artifact.num_vertices, artifact.feature_width
-            stepped = step_rows(spec.stepping.make_rows_optimizer, rows, columns, dtype)
-            stepped = replace(stepped, changes=spec.stepping.clips or stepped.changes)
+            stepped = step_rows(spec.make_rows_optimizer, rows, columns, dtype)
+            stepped = replace(stepped, changes=spec.clips or stepped.changes)
             taken = learned_bytes(stepped, rows * columns * dtype.itemsize)
             self._learned = {"learned_bytes": taken, "copies_learned": stepped.changes}
         self._probe = partial(job.probe, network, correct=correct)

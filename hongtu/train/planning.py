@@ -29,7 +29,6 @@ from hongtu.train.ranked import Tried, check_ranked, choose_stages, deal, exchan
 from hongtu.train.settings import (
     OptimizerFactory,
     RunSpec,
-    Stepping,
     adam,
     budget_bytes,
     host_limit,
@@ -69,9 +68,8 @@ def plan_model(
     network, made = _prepared(artifact, layers, loss, optimizer, dtype)
     hardware = load_hardware(hardware)
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
-    stepping = Stepping(make_rows_optimizer=optimizer)
     unlimited = RunSpec(
-        strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, stepping=stepping,
+        strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, make_rows_optimizer=optimizer,
         host_dtype=read_host_dtype(host_dtype),
     )  # fmt: skip
     job = Job(artifact, make_loss(artifact, loss), made, unlimited)

@@ -227,17 +227,6 @@ ON_OOM = ("raise", "replan")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stepping:
-    """What is done with gradients: clipped or not, and those of learned rows by which optimizer."""
-
-    make_rows_optimizer: OptimizerFactory = adam
-    clips: bool = False
-
-
-PLAINLY = Stepping()
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """What a Trainer was given for its runs, read and checked.
 
@@ -247,7 +236,8 @@ class RunSpec:
         autocast: dtype that modules compute in, or None.
         host_dtype: "bfloat16" where the host has values in that, else "".
         hardware: what the planner compares plans by.
-        stepping: what is done with gradients.
+        make_rows_optimizer: which steps learned rows.
+        clips: gradients are clipped before a step.
         limit: what the host may hold; None: anything.
         spill: directory of the file with the rows that the host does not hold, or None.
         on_oom: "raise", or "replan": run again with smaller groups of chunks where a device's memory is not enough.
@@ -263,7 +253,8 @@ class RunSpec:
     autocast: torch.dtype | None = None
     host_dtype: str = ""
     hardware: Hardware = CPU
-    stepping: Stepping = PLAINLY
+    make_rows_optimizer: OptimizerFactory = adam
+    clips: bool = False
     limit: HostLimit | None = None
     spill: str | os.PathLike[str] | None = None
     on_oom: str = "raise"

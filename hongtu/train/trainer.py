@@ -68,7 +68,6 @@ from hongtu.train.runtime import Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
     RunSpec,
-    Stepping,
     adam,
     budget_bytes,
     check_plain,
@@ -212,11 +211,9 @@ class Trainer(Trainable):
                 )  # fmt: skip
                 if spill is not None:
                     check_disk(spill, 0, make=True)
-                stepping = Stepping(
-                    make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None
-                )
                 self._spec = RunSpec(
-                    strategy=get_strategy(strategy), dtype=dtype, autocast=autocast, stepping=stepping, limit=limit,
+                    strategy=get_strategy(strategy), dtype=dtype, autocast=autocast, limit=limit,
+                    make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None,
                     hardware=load_hardware(hardware or backend.hardware), spill=spill, on_oom=on_oom, backend=backend,
                     ranks=self.ranks, host_dtype=read_host_dtype(host_dtype),
                 )  # fmt: skip
@@ -306,7 +303,7 @@ class Trainer(Trainable):
             job = job_of(stages)
 
             def learned() -> Embedding:
-                make_optimizer = spec.stepping.make_rows_optimizer
+                make_optimizer = spec.make_rows_optimizer
                 self.embedding = Embedding(job.artifact, make_optimizer, seed, spec.dtype, self.ranks.each)
                 if self.ranks.size > 1:
                     check_rows_optimizer(self.embedding.optimizer)
