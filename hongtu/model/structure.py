@@ -15,7 +15,7 @@ from hongtu.graph.paper_edges import PaperEdges
 from hongtu.graph.topology import Topology
 from hongtu.model.checks import check_module, is_altered, is_random, may_write
 from hongtu.model.fingerprint import Fingerprint
-from hongtu.model.wiring import RowFunction, TakenApart, resolve_all, wire, wire_edges
+from hongtu.model.wiring import RowFunction, TakenApart, resolve, wire, wire_edges
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import check_drop_edges
 from hongtu.nn.layer import Layer, bind
@@ -53,7 +53,7 @@ class Structure:
         self.layers: list[Layer] = []
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
-        every = resolve_all(modules)
+        every = resolve(modules)
         for index, module in enumerate(modules):
             check_module(index, module)
             rules = rules_of(module)

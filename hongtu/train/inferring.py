@@ -28,7 +28,7 @@ from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.loss_terms import Unscored
 from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
-from hongtu.model.wiring import resolve_all
+from hongtu.model.wiring import resolve
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
 from hongtu.ranks.likeness import likeness
@@ -236,7 +236,7 @@ def layer_number(model: nn.ModuleList, layer: int) -> int:
         last = len(model) - 1
         raise InputError(f"embed: layer {layer!r}, expected 0 to {last}, or -1 to {-len(model)} from the end")
     number = int(layer) % len(model)
-    if resolve_all(model)[number][0].of_edges:
+    if resolve(model)[number][0].of_edges:
         raise InputError(f"embed: layer {layer} gives rows of edges, expected a layer that gives rows of vertices")
     if not any(isinstance(module, Layer) for module in list(model)[: number + 1]):
         raise InputError(f"embed: layer {layer} comes before the first graph layer; apply it to your features yourself")

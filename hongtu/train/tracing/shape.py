@@ -212,7 +212,8 @@ def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> Non
         InputError: when a module before does not accept what it is given, or one that maps all columns alike would map
             the types of vertices.
     """
-    for index, taken in enumerate(resolve(modules)):
+    for index, sources in enumerate(resolve(modules)):
+        taken = [source.number for source in sources if not source.of_edges]
         if not taken:  # rows of edges
             continue
         layer, first = modules[index], taken[0]
