@@ -36,7 +36,7 @@ from hongtu.train.ranked import ALONE
 from hongtu.train.runtime import Runtime
 from hongtu.train.settings import RunSpec, budget_bytes, check_precision
 from hongtu.train.tracing.probe import Correct
-from hongtu.train.tracing.trace import trace
+from hongtu.train.tracing.trace import GraphForm, trace
 
 # exponents of the weighted in-degree D: of the source, of the destination
 NORMALIZE = {"symmetric": (0.5, 0.5), "source": (1.0, 0.0), "destination": (0.0, 1.0), "none": (0.0, 0.0)}
@@ -79,7 +79,7 @@ class _Steps(Job):
 
     def plan(self, network: Network, budget: int | None, correct: Correct | None = None) -> ExecutionPlan:
         artifact, spec = self.artifact, self.spec
-        traced = trace(network, self.columns, spec.dtype)
+        traced = trace(network, GraphForm(self.columns, spec.dtype))
         shape = NetworkShape(
             features=self.columns, layers=traced.layers, output=traced.output, itemsize=spec.dtype.itemsize,
             model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self.beside, trains=False,

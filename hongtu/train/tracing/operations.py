@@ -17,8 +17,8 @@ from hongtu.kernels.torch_private import Operations, memory_id, storage_id
 from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
 from hongtu.nn.block import Block, Rows
-from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
-from hongtu.train.tracing.trace import Traced, toy_block, with_edge_data
+from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
+from hongtu.train.tracing.trace import GraphForm, Traced, toy_block, with_edge_data
 
 DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be
 EXPONENTIALS = {  # kernels that take them, and which argument has a column for each
@@ -156,20 +156,17 @@ class _OnRows(Operations):
         self.columns += sum(x[0].numel() for x in tensors_in(values) if x.ndim > 1 and len(x) == ROWS)
 
 
-def stage_sweeps(
-    network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
-) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:
+def stage_sweeps(network: Network, traced: Traced, form: GraphForm) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:
     """Per stage of a network that was traced, what its operations do in training; of the aggregate before it what is
     combined with the engine's own sum, and what a function of edges does."""
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]):
         network.modules.train()
-        return tuple(_sweeps(network, traced, features, dtype, edges))
+        return tuple(_sweeps(network, traced, form))
 
 
-def _sweeps(
-    network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData
-) -> Iterator[tuple[Sweeps, Sweeps, Function]]:
-    h = torch.ones((ROWS, features), dtype=dtype)
+def _sweeps(network: Network, traced: Traced, form: GraphForm) -> Iterator[tuple[Sweeps, Sweeps, Function]]:
+    dtype = form.dtype
+    h = torch.ones((ROWS, form.features), dtype=dtype)
     known = {-1: h}
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
@@ -191,7 +188,7 @@ def _sweeps(
             layer, combine, function = traced.layers[index], Sweeps(), (EdgeSweeps(), EdgeSweeps())
             if layer.reduce is None and not layer.norm:
                 small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
-                edge_block = with_edge_data(small, network, index, edges)
+                edge_block = with_edge_data(small, network, index, form.edges)
                 widths = tuple(part.shape[1] for part in s)
                 columns = {state.number: state.columns for each in traced.layers for state in each.gives}
                 states = tuple(columns[number] for number in layer.states)

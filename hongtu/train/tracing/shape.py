@@ -28,7 +28,7 @@ from hongtu.train.tracing.guards import digest_of, remembered, treats_rows_alone
 from hongtu.train.tracing.mixing import refuse_mixing
 from hongtu.train.tracing.operations import Function, stage_sweeps
 from hongtu.train.tracing.stepping import step_model
-from hongtu.train.tracing.trace import Traced, constant_layers, failures_named, trace
+from hongtu.train.tracing.trace import GraphForm, Traced, constant_layers, failures_named, trace
 
 
 class _Shown(NamedTuple):
@@ -59,8 +59,8 @@ def network_shape(
         checks_rows: refuse a model that mixes rows, which the sides of linear maps have no part in.
         clips: gradients are changed before they are stepped by, or may be.
     """
-    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    shown = _shown(network, artifact, dtype, edges, checks_rows)
+    form = _form_of(artifact, dtype)
+    shown = _shown(network, form, checks_rows)
     traced = shown.traced
     network.check_vertices(artifact.whole.num_vertices)
     layers, stepped = traced.layers, step_model(optimizer)
@@ -80,7 +80,7 @@ def network_shape(
         copies_gradients=copies,
         label_bytes=loss.label_bytes,
         autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
-        edges=edges,
+        edges=form.edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
         rows_bytes=artifact.held_bytes,
@@ -94,22 +94,26 @@ def network_shape(
     )
 
 
-def _shown(network: Network, artifact: Artifact, dtype: torch.dtype, edges: EdgeData, checks_rows: bool) -> _Shown:
+def _form_of(artifact: Artifact, dtype: torch.dtype) -> GraphForm:
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    return GraphForm(artifact.feature_width, dtype, edges, artifact.topology.edge_weight is not None)
+
+
+def _shown(network: Network, form: GraphForm, checks_rows: bool) -> _Shown:
     """What a model shows on a few rows. One of known classes is run once in a process."""
-    model, features = digest_of(network.modules), artifact.feature_width
-    weights = artifact.topology.edge_weight is not None
+    model = digest_of(network.modules)
 
     def run() -> _Shown:
-        traced = trace(network, features, dtype, edges)
+        traced = trace(network, form)
         forms = copy.deepcopy(network.forms)
         if checks_rows and not treats_rows_alone(network.modules, model):
-            with failures_named(network, features, edges):
-                refuse_mixing(network, features, dtype, edges, weights=weights)
-        constant = constant_layers(network, features, dtype, edges)
-        return _Shown(traced, forms, constant, stage_sweeps(network, traced, features, dtype, edges))
+            with failures_named(network, form):
+                refuse_mixing(network, form)
+        constant = constant_layers(network, form)
+        return _Shown(traced, forms, constant, stage_sweeps(network, traced, form))
 
     of_sides = network.transform_first, network.once_per_vertex, network.autocast
-    key = None if model is None else (model, features, dtype, edges, weights, kernels_key(), of_sides)
+    key = None if model is None else (model, form, kernels_key(), of_sides)
     shown = remembered(_were_shown, key, run)
     network.forms = copy.deepcopy(shown.forms)
     return shown
@@ -230,5 +234,4 @@ def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> Non
 def _columns(modules: Modules, number: int, artifact: Artifact, dtype: torch.dtype) -> int:
     """Of what module ``number`` gives, all before it being made."""
     before = Modules([*copy.deepcopy(list(modules)[: number + 1]), _End()], [*modules.headers[: number + 1], None])
-    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    return trace(Network(before.to("cpu", dtype), RowContext()), artifact.feature_width, dtype, edges).output
+    return trace(Network(before.to("cpu", dtype), RowContext()), _form_of(artifact, dtype)).output
