@@ -27,6 +27,7 @@ from hongtu.kernels.dispatch import (
     plain_rows,
 )
 from hongtu.nn.block import Block, Rows
+from hongtu.nn.sparse_input import SparseInput
 from hongtu.plan.program.instruction import Stores as Stored
 from hongtu.plan.program.moves import Call, Compute, Ref
 from hongtu.plan.program.rows import FRONT, OwnRows, PartOfChunk
@@ -107,6 +108,10 @@ class Body:
         rows = self.device.staging(buffer, self.set)[: self.num_dst].zero_()
         row = torch.repeat_interleave(start.diff(), output_size=len(column))
         return (rows.index_put_((row, column.long()), value),)
+
+    def sparse(self, start: Tensor, column: Tensor, value: Tensor, *, columns: int) -> tuple[SparseInput]:
+        """The same rows as they are, for a stage that multiplies them."""
+        return (SparseInput(start, column, value, columns),)
 
     def enter(self, *arrays: Tensor) -> Iterable[Tensor]:
         """Gradients will be wanted of these."""

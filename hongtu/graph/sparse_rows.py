@@ -34,6 +34,11 @@ class SparseRows:
         """Bytes where a number takes ``itemsize``."""
         return self.start.nbytes + self.column.nbytes + len(self.value) * itemsize
 
+    @property
+    def share(self) -> float:
+        """Of all numbers of a matrix, those that are stored."""
+        return len(self.value) / max(1, (len(self.start) - 1) * self.width)
+
     def part(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Start, column and value of some rows alone.
 

@@ -6,20 +6,23 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import storage_id
-from hongtu.model.checks import call_on
+from hongtu.kernels.torch_private import has_hooks, storage_id
+from hongtu.model.checks import call_on, is_altered
 from hongtu.model.structure import Structure
 from hongtu.model.wiring import INPUT
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import dropout_key
-from hongtu.nn.layer import Layer
+from hongtu.nn.dropout import Dropout, dropout_key
+from hongtu.nn.layer import Layer, is_plain
+from hongtu.nn.sparse_input import SparseInput, applied
 
 # What a method of a layer is called for; separates its random streams.
 TRANSFORM, AGGREGATE, UPDATE, ROWS = range(4)
@@ -74,6 +77,25 @@ class Network(Structure):
         """Whether every epoch does the same operations, as far as modules are known: none draws from torch's generator,
         has hooks, or is of a class that is neither ours nor torch's; and nobody looks."""
         return not any(self._random) and self.watch is None
+
+    @property
+    def maps_input(self) -> bool:
+        """Whether the features meet nothing but dropout and weights that they are multiplied with, in stage 0, so that
+        a ``SparseInput`` will do."""
+        sources, later = self.wiring.sources, {*self.wiring.gives[0], *chain(*self.wiring.takes)}
+        if self.autocast is not None or INPUT in later:
+            return False
+        sparse, layer = {INPUT}, self.layers[0]
+        for number, module in self.row_modules[0]:
+            if sparse.isdisjoint(sources[number]):
+                continue
+            if type(module) is Dropout and not has_hooks(module) and number not in later:
+                sparse.add(number)
+            elif not is_plain(module):
+                return False
+        first, *beside = sources[self.layer_index[0]]
+        maps = layer.maps_input and not is_altered(layer)
+        return sparse.isdisjoint(beside) and (first not in sparse or maps)
 
     def stage(
         self,
@@ -207,7 +229,7 @@ class Network(Structure):
             known[number] = self._run(number, UPDATE, own, layer.update, a, self._pack(index - 1, s), *others)
         for number, module in self.row_modules[index]:
             taken = [self._taken(source, index, known, given, module) for source in self.wiring.sources[number]]
-            known[number] = self._run(number, ROWS, rows, call_on(module), *taken)
+            known[number] = self._run(number, ROWS, rows, _call_on(module), *taken)
         gives = {number: self._matrix(known[number], number) for number in self.wiring.gives[index]}
         if index == len(self.layers):
             last = len(self.modules) - 1
@@ -229,7 +251,7 @@ class Network(Structure):
     ) -> Tensor:
         """A value for a module, copied where the module may write to it and others read it: modules, or autograd."""
         x = known[source]
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor | SparseInput):
             raise InputError(
                 f"{self.title(source)} gives a {type(x).__name__}, expected the rows of one tensor; wrap it in a "
                 "module that gives one"
@@ -273,7 +295,7 @@ class Network(Structure):
         else:
             out = call(*args)
         out = _widened(out, args[0].dtype, {}) if dense else out
-        if self.watch is not None:
+        if self.watch is not None and not isinstance(out, SparseInput):
             self.watch(self.title(number) + _METHOD[kind], rows, out)
         return out
 
@@ -314,6 +336,10 @@ class Network(Structure):
             yield
         finally:
             self.autocast = autocast
+
+
+def _call_on(module: nn.Module) -> Callable[..., Any]:
+    return partial(applied, module) if isinstance(module, nn.Linear) else call_on(module)
 
 
 def _one_column(out: Any, rows: int) -> Any:

@@ -6,6 +6,7 @@ below p * 2^32. The hash is splitmix64's mixing; one 64-bit hash serves two colu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from hongtu.kernels.dispatch import kernels_for, on_numba, plain_rows
 from hongtu.kernels.parts import by_row
 from hongtu.kernels.torch_private import times_written
 from hongtu.nn.context import RowContext
+from hongtu.nn.sparse_input import SparseInput
 
 if TYPE_CHECKING:
     from hongtu.nn.block import Block
@@ -48,8 +50,9 @@ class Dropout(torch.nn.Module):
         self.site = 0
         self.context: RowContext | None = None
 
-    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """``x`` float [R, ...]; ``ids`` int64 [R], identity of each row (default: original vertex ids of the call)."""
+    def forward(self, x: Any, ids: Tensor | None = None) -> Any:
+        """``x`` float [R, ...], or a ``SparseInput``; ``ids`` int64 [R], identity of each row (default: original vertex
+        ids of the call)."""
         context = self.context
         if x.dtype not in (torch.float32, torch.float64):  # under autocast; the mask is the same
             return self.forward(x.float(), ids).to(x.dtype)
@@ -62,6 +65,8 @@ class Dropout(torch.nn.Module):
             ids = context.rows.ids
         assert len(ids) == len(x), f"{len(ids)} row ids for {len(x)} rows"
         mask = Mask(epoch_key(context, x.device), self.site, context.next_call(), self.p)
+        if isinstance(x, SparseInput):
+            return _of_numbers(x, ids, mask)
         return _Dropout.apply(x.reshape(len(x), x.shape[1:].numel()), ids, mask).view(x.shape)
 
     @property
@@ -163,6 +168,16 @@ def _row_hashes(ids: np.ndarray, key: np.uint64, numbers: np.ndarray) -> np.ndar
     return found
 
 
+def _of_numbers(x: SparseInput, ids: Tensor, mask: Mask) -> SparseInput:
+    """The same mask on the numbers that are stored: zeros stay zeros."""
+    row_R = _mix_torch(_mix_torch(ids.long()) ^ _signed(dropout_key(mask.site, mask.call, key=int(mask.key) & _MASK)))
+    row_K = torch.repeat_interleave(row_R, x.start.diff(), output_size=len(x.column))
+    hash_K = _mix_torch(row_K + (x.column >> 1).long() * _signed(_GOLDEN))
+    half_K = torch.where(x.column & 1 > 0, hash_K >> 32, hash_K) & 0xFFFFFFFF
+    scale = 0.0 if mask.p == 1 else 1 / (1 - mask.p)
+    return replace(x, value=(x.value * scale).masked_fill_(half_K < _threshold(mask.p), 0))
+
+
 class _Dropout(torch.autograd.Function):
     """Recomputes the mask in backward: nothing but the ids is kept."""
 
@@ -211,6 +226,12 @@ def _mix_int(x: int) -> int:
     x = ((x ^ (x >> 30)) * _MIX1) & _MASK
     x = ((x ^ (x >> 27)) * _MIX2) & _MASK
     return x ^ (x >> 31)
+
+
+def _mix_torch(x: Tensor) -> Tensor:
+    for shift, factor in ((30, _MIX1), (27, _MIX2)):
+        x = (x ^ ((x >> shift) & (_MASK >> shift))) * _signed(factor)
+    return x ^ ((x >> 31) & (_MASK >> 31))
 
 
 @compiled

@@ -19,6 +19,7 @@ from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
+from hongtu.nn.sparse_input import SparseInput
 
 Skip = Tensor | tuple[Tensor, ...] | None
 TRANSFORMS = {"can_transform_first", "transform", "aggregate", "combine", "update", "spread", "map", "mapped"}
@@ -134,10 +135,18 @@ class Layer(torch.nn.Module):
         assert self.context is not None and self.context.rows is not None, "no current rows: bind() the model first"
         return self.context.rows
 
-    def mapped(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    @property
+    def maps_input(self) -> bool:
+        """Whether all that ``transform`` does with h is to drop elements and multiply by weights, so that a
+        ``SparseInput`` will do."""
+        return self.built_in and self.transform_first
+
+    def mapped(self, h: Tensor | SparseInput, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """h W^T + b, for a ``transform`` to return it as it is or times constants: where only its gradients are wanted,
         there are no numbers in it. For the weight of a module that ``is_plain``."""
         only = self.context is not None and self.context.gradients_only and self.built_in
+        if isinstance(h, SparseInput):
+            return h.mapped(weight, bias, gradients_only=only)
         if only and not torch.is_autocast_enabled(h.device.type):
             return _MapGradients.apply(h, weight, bias)
         return torch.nn.functional.linear(h, weight, bias)

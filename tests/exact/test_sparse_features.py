@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from torch import nn
 
 import hongtu
+import hongtu.nn as hnn
 from hongtu.errors import InputError
 from tests import additions, problems, training
 from tests.models import SIX
@@ -67,6 +69,75 @@ def test_named_values_and_normalisations(model):
             artifact(grain), model.build(problem()), device_memory=budget, strategy=strategy, **options
         )
         training.assert_same(train(trainer, 2), train_reference(model, problem(), 2), 1e-9)
+
+
+def two(first, *before):
+    return [*before, first, hnn.GCNConv(8, 3)]
+
+
+MAPPED = {
+    "gcn": lambda: two(hnn.GCNConv(40, 8, activation="relu", input_dropout=0.5)),
+    "sage": lambda: two(hnn.SAGEConv(40, 8, activation="relu"), hnn.Dropout(0.6)),
+    "gin": lambda: two(hnn.GINConv(nn.Sequential(nn.Linear(40, 8), nn.ReLU(), nn.Linear(8, 8)), input_dropout=0.3)),
+    "gat": lambda: two(hnn.GATConv(40, 4, heads=2), hnn.Dropout(0.2), hnn.Dropout(1.0), hnn.Dropout(0.0)),
+    "residual": lambda: two(hnn.GATConv(40, 4, heads=2, residual=True)),
+    "gatv2": lambda: two(hnn.GATv2Conv(40, 4, heads=2, input_dropout=0.4)),
+    "transformer": lambda: two(hnn.TransformerConv(40, 4, heads=2), hnn.Dropout(0.4)),
+    "linear": lambda: two(hnn.GCNConv(8, 8), hnn.Dropout(0.5), nn.Linear(40, 8), nn.ReLU()),
+    "sgc": lambda: two(hnn.SGConv(40, 8, K=1, input_dropout=0.5)),
+}
+DENSE = {
+    "project": lambda: two(hnn.SAGEConv(40, 8, project=True)),
+    "activation": lambda: two(hnn.GCNConv(40, 8), nn.Tanh()),
+    "sent as they are": lambda: two(hnn.TAGConv(40, 8, K=2)),
+    "torch dropout": lambda: two(hnn.GCNConv(40, 8), nn.Dropout(0.0)),
+    "read later": lambda: [(hnn.Dropout(0.5), "x -> y"), (hnn.GCNConv(40, 8), "y -> z"),
+                           (lambda y, z: torch.cat([y, z], 1), "y, z -> h"), (hnn.GCNConv(48, 3), "h -> h")],
+}  # fmt: skip
+
+
+def losses(graph, layers, change=None, **options):
+    torch.manual_seed(1)
+    trainer = hongtu.Trainer(graph, layers(), optimizer=training.sgd, dtype=torch.float64, **options)
+    found = [trainer.train_epoch().loss for _ in range(2)]
+    if change is not None:
+        change(trainer.model)
+        found.append(trainer.train_epoch().loss)
+    record = trainer.train_epoch()
+    training.assert_counted(trainer, record)
+    return [*found, record.loss, *trainer.evaluate().values()], trainer
+
+
+@functools.cache
+def dense(grain):
+    return problems.prepare(problem(), *grain)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("limit", [None, "100%"])
+@pytest.mark.parametrize("grain", [(1, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("model", [*MAPPED, *DENSE])
+def test_what_only_multiplies_them_takes_them_as_they_are(model, grain, limit):
+    """With the numbers of dense rows, of which dropout draws the same."""
+    layers, limit = (MAPPED | DENSE)[model], None if grain == (1, 1) else limit
+    found, trainer = losses(artifact(grain), layers, device_memory=limit)
+    assert found == pytest.approx(losses(dense(grain), layers)[0], rel=1e-9)
+    first = next(layer for layer in trainer.model.modules() if isinstance(layer, hnn.Layer))
+    sums_first = model == "sage" and not first.transform_first  # is said to be faster on so small a graph
+    assert trainer.plan.maps_sparse_input == (model in MAPPED and not sums_first)
+    held = [name for p in trainer.plan.passes.every for name in trainer.plan.buffers(p, 0)]
+    assert ("features" in held) == (not trainer.plan.maps_sparse_input)
+
+
+@pytest.mark.parametrize("model", ["gcn", "linear"])
+def test_hooks_that_come_between_epochs_see_dense_rows(model):
+    def change(model):
+        found = next(m for m in model.modules() if type(m) is nn.Linear)
+        found.register_forward_hook(lambda module, args, out: 2 * out + args[0].sum(1, keepdim=True))
+
+    found, trainer = losses(artifact((2, 3)), MAPPED[model], change)
+    assert found == pytest.approx(losses(dense((2, 3)), MAPPED[model], change)[0], rel=1e-9)
+    assert not trainer.plan.maps_sparse_input
 
 
 @pytest.mark.parametrize("model", SIX[:2], ids=str)

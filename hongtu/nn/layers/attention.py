@@ -12,7 +12,8 @@ from typing_extensions import Unpack
 from hongtu.nn.block import Block
 from hongtu.nn.convolution import Common, Convolution, linear
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Skip
+from hongtu.nn.layer import Skip, is_plain
+from hongtu.nn.sparse_input import applied
 
 
 class Attention(Convolution):
@@ -22,6 +23,10 @@ class Attention(Convolution):
     out_channels: int
     concat: bool
     attention_dropout: Dropout
+
+    @property
+    def maps_input(self) -> bool:
+        return self.built_in and all(is_plain(x) for x in self.children() if isinstance(x, torch.nn.Linear))
 
     def attend(self, block: Block, z: Tensor, logits_EH: Tensor) -> Tensor:
         """z [S, >= H K] -> [D, H K], or [D, K] where heads are not concatenated."""
@@ -99,9 +104,9 @@ class TransformerConv(Attention):
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
-        z = torch.cat([self.lin_value(h), self.lin_key(h)], dim=1)
-        query = self.lin_query(h)
-        return z, (query, self.lin_skip(h)) if self.root_weight else query
+        z = torch.cat([applied(self.lin_value, h), applied(self.lin_key, h)], dim=1)
+        query = applied(self.lin_query, h)
+        return z, (query, applied(self.lin_skip, h)) if self.root_weight else query
 
     @property
     def bare_products(self) -> tuple[torch.nn.Module, ...]:

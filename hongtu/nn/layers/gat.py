@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
-from torch.nn.functional import linear as product
 from typing_extensions import Unpack
 
 from hongtu.graph.paper_edges import PaperEdges
@@ -19,6 +18,7 @@ from hongtu.nn.dropout import Dropout
 from hongtu.nn.layer import Skip, is_product
 from hongtu.nn.layers.attention import Attention
 from hongtu.nn.ops.aggregates import apart
+from hongtu.nn.sparse_input import applied, linear_map
 
 
 def check_fill_value(layer: str, fill_value: float | str) -> float | str:
@@ -98,13 +98,17 @@ class GATConv(Attention):
         plain = self.built_in and is_product(self.lin) and self.edge_dim is None and not self.attention_dropout.p
         return PaperEdges(loops=self.add_self_loops) if plain and not self.residual else None
 
+    @property
+    def maps_input(self) -> bool:
+        return super().maps_input and self.once_per_vertex and is_product(self.lin)
+
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         if not self.once_per_vertex:
             return h, None if self.add_self_loops else h
         z, logits_RH = self._map(h)
         own = (z,) if self.add_self_loops else ()
-        s = *own, logits_RH, *((self.res(h),) if self.residual else ())
+        s = *own, logits_RH, *((applied(self.res, h),) if self.residual else ())
         return z, s if s[1:] else logits_RH
 
     def _map(self, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +123,7 @@ class GATConv(Attention):
         source_HF, destination_HF = (
             (weight_HKF * att.view(self.heads, -1, 1)).sum(1) for att in (self.att_src, self.att_dst)
         )
-        return product(h, torch.cat([weight, source_HF])), product(h, destination_HF)
+        return linear_map(h, torch.cat([weight, source_HF])), linear_map(h, destination_HF)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels
@@ -222,10 +226,10 @@ class GATv2Conv(Attention):
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
-        z = self.lin_l(h)
-        query = z if self.share_weights else self.lin_r(h)
+        z = applied(self.lin_l, h)
+        query = z if self.share_weights else applied(self.lin_r, h)
         own = (z,) if self.add_self_loops else ()
-        return z, (query, *own, *((self.res(h),) if self.residual else ()))
+        return z, (query, *own, *((applied(self.res, h),) if self.residual else ()))
 
     @property
     def bare_products(self) -> tuple[torch.nn.Module, ...]:

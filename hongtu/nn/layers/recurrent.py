@@ -99,6 +99,8 @@ class GatedGraphConv(Convolution):
         activation, input_dropout: see ``Convolution``.
     """
 
+    weighted = True
+
     def __init__(self, out_channels: int, num_layers: int, bias: bool = True, **common: Unpack[Common]) -> None:
         super().__init__(**common)
         self.out_channels, self.num_layers = out_channels, num_layers

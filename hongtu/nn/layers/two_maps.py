@@ -116,6 +116,10 @@ class SAGEConv(TwoMaps):
             self.lin_r = linear(in_channels, out_channels, bias=False)
 
     @property
+    def maps_input(self) -> bool:
+        return super().maps_input and not self.project
+
+    @property
     def maps(self) -> tuple[torch.nn.Linear, torch.nn.Linear | None]:
         return self.lin_l, self.lin_r if self.root_weight else None
 

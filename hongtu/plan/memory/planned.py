@@ -331,6 +331,11 @@ class PlannedMemory:
         """Whether a host tensor is there: all of its rows, if there are any, or those that are not on the disk."""
         return name not in self.kept or bool((self.kept[name].end > self.kept[name].start).any())
 
+    @property
+    def maps_sparse_input(self) -> bool:
+        """Whether sparse features do not become dense on devices."""
+        return self.shape.sparse_input is not None and self.shape.maps_input and not self.choice.staging
+
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         passes, limits, view = self.passes, self.limits_of(p)[device], self.view(p)
         structure, needs, most = self.structure_stays(p), self.needs(p), device_entries(view)[device].most
@@ -338,6 +343,8 @@ class PlannedMemory:
             p, self.shape, passes, needs, view, limits, device, self.resident, structure=structure, apart=self.apart
         )
         own |= {places: Buffer((most["edges"],), "int32") for places in self.edge_places(p)}
+        if self.maps_sparse_input:
+            own.pop(FEATURES, None)
         if not self.choice.staging:
             return own, {}
         return staged(p, own, passes, limits, most, self.resident, self.choice.staging)

@@ -215,6 +215,7 @@ class NetworkShape:
         learned_bytes: what their optimizer, copies of their gradient and snapshots take beside them.
         copies_learned: their gradient is copied before a step; else it is there until the next epoch.
         sparse_input: the features in CSR: they stay on the host and reach devices as rows of stage 0 only.
+        maps_input: stage 0 takes them as they are, where kernels of the CPU run; else they become dense.
         constant_layers: so many layers, from the first on, aggregate the same in every epoch where the features are
             constant.
         stage_work: what each row-wise stage computes, or () where nobody counted; only what is predicted to take long
@@ -243,6 +244,7 @@ class NetworkShape:
     copies_gradients: bool = False
     copies_learned: bool = False
     sparse_input: SparseRows | None = None
+    maps_input: bool = False
     constant_layers: int = 0
     stage_work: tuple[StageWork, ...] = ()
     trains: bool = True

@@ -61,7 +61,11 @@ class _Body:
             brought += self.structure
         brought += ["active"] * (needs.identity and pruned) + ["labels", "loss_bits"] * needs.labels
         if FEATURES in p.inputs and plan.shape.sparse_input is not None:
-            yield call("dense", *(f"{FEATURES} {part}" for part in PARTS), gives=FEATURES, buffer=FEATURES)
+            parts = tuple(f"{FEATURES} {part}" for part in PARTS)
+            if plan.maps_sparse_input:
+                yield call("sparse", *parts, gives=FEATURES, columns=plan.shape.features)
+            else:
+                yield call("dense", *parts, gives=FEATURES, buffer=FEATURES)
         for name in (*p.inputs, *p.gradients):
             if where(plan, name) == "device":
                 yield call("view", gives=name, at=Ref(tensor=name, rows=own_rows(plan, p, name)))

@@ -67,7 +67,9 @@ def network_shape(
     copies = clips or stepped.changes
     gradients = 1 + copies if loss.trains else 0
     model_bytes = _model_bytes(network.modules, gradients) + stepped.state + _statistics_bytes(layers)
-    if artifact.sparse_features is not None:  # what goes through caches is dense: a copy of them, if need be
+    rows = artifact.sparse_features
+    maps_input = rows is not None and network.maps_input
+    if rows is not None:  # what goes through caches is dense: a copy of them, if need be
         layers = (replace(layers[0], z_is_input=False), *layers[1:])
     return NetworkShape(
         features=artifact.feature_width,
@@ -88,9 +90,10 @@ def network_shape(
         loss_rows=loss.loss_rows,
         repeats=network.repeats and loss.repeats,
         learned_input=artifact.learns_features,
-        sparse_input=artifact.sparse_features,
+        sparse_input=rows,
+        maps_input=maps_input,
         constant_layers=shown.constant_layers,
-        stage_work=_stage_work(network, shown.sweeps),
+        stage_work=_stage_work(network, shown.sweeps, rows.share if maps_input else 1.0),
     )
 
 
@@ -142,8 +145,11 @@ def check_edge_data(artifact: Artifact, network: Network) -> None:
             )
 
 
-def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function], ...]) -> tuple[StageWork, ...]:
-    """About what each stage computes: all of a layer counts before its aggregate, or all after it."""
+def _stage_work(
+    network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function], ...], share: float
+) -> tuple[StageWork, ...]:
+    """About what each stage computes: all of a layer counts before its aggregate, or all after it. Stage 0 multiplies
+    this share of the features' numbers: those that are no zeros, where these are left out."""
     before: list[list[nn.Module]] = [[module for _, module in modules] for modules in network.row_modules]
     last: list[list[nn.Module]] = [[] for _ in before]  # transforms
     entries: list[list[nn.Module]] = [[] for _ in before]
@@ -157,7 +163,7 @@ def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function],
             before[index + 1].append(layer)
             entries[index + 1] = [layer]
     entries[0] = (before[0] + last[0])[:1]
-    return tuple(
+    work = [
         StageWork(
             products=_products(*first, *then),
             entry=sum((_entry(module) for module in entry), Products()),
@@ -172,7 +178,13 @@ def _stage_work(network: Network, sweeps: tuple[tuple[Sweeps, Sweeps, Function],
             before, last, entries, replicas, sweeps, strict=True
         )
         for given in [[len(p) for module in (*first, *then) for p in module.parameters() if p.ndim == 2]]
-    )
+    ]
+    if share < 1:
+        maps = {name: getattr(work[0], name) for name in ("products", "entry", "mapped")}
+        work[0] = replace(
+            work[0], **{name: replace(x, parameters=int(share * x.parameters)) for name, x in maps.items()}
+        )
+    return tuple(work)
 
 
 def _products(*modules: nn.Module) -> Products:
