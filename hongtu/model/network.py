@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_hooks, storage_id
-from hongtu.model.checks import call_on, is_altered
+from hongtu.kernels.torch_private import storage_id
+from hongtu.model.checks import call_on
 from hongtu.model.structure import Structure
 from hongtu.model.wiring import INPUT
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import Dropout, dropout_key
-from hongtu.nn.layer import Layer, is_plain
+from hongtu.nn.dropout import dropout_key
+from hongtu.nn.layer import Layer
 from hongtu.nn.sparse_input import SparseInput, applied
 
 # What a method of a layer is called for; separates its random streams.
@@ -49,15 +48,11 @@ class Forms:
 class Network(Structure):
     """Runs stages and aggregates of a model, with the same random numbers in forward and recomputation.
 
-    Args:
-        modules, context: as of a ``Structure``.
-        autocast: what transforms, updates and row-wise modules may compute in, by torch's rules; what they return has
-            the run's dtype again. None: that one only.
+    Arguments as of a ``Structure``.
     """
 
     def __init__(self, modules: nn.ModuleList, context: RowContext, autocast: torch.dtype | None = None) -> None:
-        super().__init__(modules, context)
-        self.autocast = autocast
+        super().__init__(modules, context, autocast)
         self.chunk = 0
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0
@@ -77,25 +72,6 @@ class Network(Structure):
         """Whether every epoch does the same operations, as far as modules are known: none draws from torch's generator,
         has hooks, or is of a class that is neither ours nor torch's; and nobody looks."""
         return not any(self._random) and self.watch is None
-
-    @property
-    def maps_input(self) -> bool:
-        """Whether the features meet nothing but dropout and weights that they are multiplied with, in stage 0, so that
-        a ``SparseInput`` will do."""
-        sources, later = self.wiring.sources, {*self.wiring.gives[0], *chain(*self.wiring.takes)}
-        if self.autocast is not None or INPUT in later:
-            return False
-        sparse, layer = {INPUT}, self.layers[0]
-        for number, module in self.row_modules[0]:
-            if sparse.isdisjoint(sources[number]):
-                continue
-            if type(module) is Dropout and not has_hooks(module) and number not in later:
-                sparse.add(number)
-            elif not is_plain(module):
-                return False
-        first, *beside = sources[self.layer_index[0]]
-        maps = layer.maps_input and not is_altered(layer)
-        return sparse.isdisjoint(beside) and (first not in sparse or maps)
 
     def stage(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from operator import is_
 from typing import NamedTuple
 
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 from hongtu.errors import InputError
 from hongtu.graph.paper_edges import PaperEdges
 from hongtu.graph.topology import Topology
+from hongtu.kernels.torch_private import has_hooks
 from hongtu.model.checks import check_module, is_altered, is_random, may_write
 from hongtu.model.fingerprint import Fingerprint
-from hongtu.model.wiring import RowFunction, TakenApart, resolve, wire, wire_edges
+from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve, wire, wire_edges
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import check_drop_edges
-from hongtu.nn.layer import Layer, bind
+from hongtu.nn.dropout import Dropout, check_drop_edges
+from hongtu.nn.layer import Layer, bind, is_plain
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 
@@ -43,13 +45,15 @@ class Structure:
     Args:
         modules: graph layers (:class:`hongtu.nn.Layer`) and row-wise modules such as ``torch.nn.ReLU`` between them.
         context: shared by every Layer and Dropout of the model.
+        autocast: what transforms, updates and row-wise modules may compute in, by torch's rules; what they return has
+            the run's dtype again. None: that one only.
 
     Raises:
         InputError: for modules that cannot be exact chunk by chunk.
     """
 
-    def __init__(self, modules: nn.ModuleList, context: RowContext) -> None:
-        self.modules, self.context = modules, context
+    def __init__(self, modules: nn.ModuleList, context: RowContext, autocast: torch.dtype | None = None) -> None:
+        self.modules, self.context, self.autocast = modules, context, autocast
         self.layers: list[Layer] = []
         self.layer_index: list[int] = []
         self.row_modules: list[list[tuple[int, nn.Module]]] = [[]]
@@ -177,6 +181,25 @@ class Structure:
         self._once_per_vertex = [of is None for of in edges]
         self.activate()
         return first
+
+    @property
+    def maps_input(self) -> bool:
+        """Whether the features meet nothing but dropout and weights that they are multiplied with, in stage 0, so that
+        a ``SparseInput`` will do."""
+        sources, later = self.wiring.sources, {*self.wiring.gives[0], *chain(*self.wiring.takes)}
+        if self.autocast is not None or INPUT in later:
+            return False
+        sparse, layer = {INPUT}, self.layers[0]
+        for number, module in self.row_modules[0]:
+            if sparse.isdisjoint(sources[number]):
+                continue
+            if type(module) is Dropout and not has_hooks(module) and number not in later:
+                sparse.add(number)
+            elif not is_plain(module):
+                return False
+        first, *beside = sources[self.layer_index[0]]
+        maps = layer.maps_input and not is_altered(layer)
+        return sparse.isdisjoint(beside) and (first not in sparse or maps)
 
     def activate(self) -> None:
         """Make this run's context and choices those of its modules; another run may have used them since."""
