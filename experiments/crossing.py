@@ -25,7 +25,7 @@ from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.program import moves
-from hongtu.train.ranked import plan_ranks
+from hongtu.train.planning import plan_ranks
 
 FREE = replace(CPU, network_link=1.0, host_link=1e30)  # so that seconds of the network are bytes on it
 

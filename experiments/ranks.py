@@ -25,8 +25,8 @@ from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.ranks.share import deal_partitions, share_of
 from hongtu.ranks.stages import ByLayer
-from hongtu.train.dependencies import DEPENDENCIES
-from hongtu.train.ranked import plan_ranks
+from hongtu.train.planning import plan_ranks
+from hongtu.train.ranked import DEPENDENCIES
 
 ITEM = 4  # bytes of a number
 DEPTHS = (2, 3)

@@ -29,7 +29,7 @@ import hongtu
 from experiments.crossing import crossing_bytes, exchanges, plans_of
 from hongtu.bench.records import append, machine
 from hongtu.hardware import CPU
-from hongtu.train.dependencies import DEPENDENCIES
+from hongtu.train.ranked import DEPENDENCIES
 
 AGREE = 1e-4  # of the first loss
 BURST = 32  # kilobits, at least what passes between two ticks of a clock

@@ -12,8 +12,9 @@ import torch
 
 from hongtu.cuda_ext import arguments, kernels
 from hongtu.kernels import reference
-from hongtu.nn.dropout import dropout_key, keep_mask
+from hongtu.nn.dropout import dropout_key
 from tests.kernel_machine import APART, MIXED, lies
+from tests.layer_oracle import keep_mask
 
 WIDTHS = [1, 2, 3, 4, 5, 7, 16, 31, 32, 33, 64, 100, 128, 257, 1024]
 FLOATS = [np.float32, np.float64]

@@ -1,9 +1,10 @@
 """One layer without an engine, on blocks of a graph, and what it is compared with: output and gradients."""
 
 import torch
+from torch import Tensor
 
-from hongtu.nn.binding import bind
 from hongtu.nn.context import RowContext
+from hongtu.nn.layer import bind
 from tests.graphs import cut, make_blocks
 
 IN, OUT = 7, 5
@@ -72,3 +73,21 @@ def check(ours, theirs, out, expected, h):
     for key, gradient in wanted.items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-10, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
     assert len(found) == len(wanted)
+
+
+def keep_mask(ids: Tensor, width: int, key: int, p: float) -> Tensor:
+    """bool [R, F]: the elements of rows that a dropout leaves, in plain torch on any device."""
+    row_R1 = (_mixed(_mixed(ids.long()) ^ _signed(key))).unsqueeze(1)
+    hash_RP = _mixed(row_R1 + torch.arange((width + 1) // 2, device=ids.device) * _signed(0x9E3779B97F4A7C15))
+    halves = torch.stack([hash_RP & 0xFFFFFFFF, (hash_RP >> 32) & 0xFFFFFFFF], dim=2)
+    return halves.flatten(1)[:, :width] >= round(p * 2**32)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _mixed(x: Tensor) -> Tensor:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ ((x >> shift) & ((1 << 64 - shift) - 1))) * _signed(factor)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))

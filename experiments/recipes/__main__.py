@@ -31,9 +31,9 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.preprocess.entry import preprocess_directory
 from hongtu.preprocess.generate import generate
+from hongtu.train.evaluators import scores
 from hongtu.train.postprocess import CorrectAndSmooth, LabelPropagation
 from hongtu.train.propagation import Propagation
-from hongtu.train.scores import scores
 
 STEPS = 50  # of label propagation, Correct and Smooth
 STAND_IN_EPOCHS = 3

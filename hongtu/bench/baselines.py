@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hongtu.bench.spec import SAMPLED, Model
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.train.scores import scores
+from hongtu.train.evaluators import scores
 
 # how torch_geometric gets the edges, and what that needs beside it
 FORMS = {

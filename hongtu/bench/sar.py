@@ -21,7 +21,7 @@ from hongtu.bench.spec import Model
 from hongtu.graph.artifact import Artifact
 from hongtu.ranks.group import Ranks
 from hongtu.ranks.share import deal_partitions
-from hongtu.train.scores import scores
+from hongtu.train.evaluators import scores
 
 RELATION = ("_N", "_E", "_N")  # as DGL names what has one kind
 

@@ -129,7 +129,7 @@ def check_options(options: argparse.Namespace) -> None:
     from hongtu.bench.spec import ON_RANKS, parse_budgets, parse_strategies
     from hongtu.hardware import load_hardware
     from hongtu.model.named import MODELS
-    from hongtu.train.dependencies import DEPENDENCIES
+    from hongtu.train.ranked import DEPENDENCIES
 
     for name in options.models:
         if name not in MODELS:
@@ -217,8 +217,7 @@ def _plan(artifact: Artifact, model: Model, run: Run, hardware: Hardware) -> Exe
     from hongtu.bench.spec import named_strategy
     from hongtu.model.loss_terms import DEFAULT
     from hongtu.model.named import build_layers
-    from hongtu.train.planning import plan_model
-    from hongtu.train.ranked import plan_ranks
+    from hongtu.train.planning import plan_model, plan_ranks
 
     layers = build_layers(model.name, artifact.feature_width, model.hidden, artifact.num_classes, model.layers)
     strategy = named_strategy(run.strategy or "full")

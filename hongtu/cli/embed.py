@@ -70,8 +70,7 @@ def trained_classes(config: ModelConfig, artifact: Artifact, snapshot: Path) -> 
     """How many classes the layers of a snapshot were made for: one that has other labels, or none, does not tell. None:
     as many as the artifact has."""
     from hongtu.model.wiring import as_modules
-    from hongtu.train.resumable import described_layers
-    from hongtu.train.snapshot import read_snapshot
+    from hongtu.train.snapshot import described_layers, read_snapshot
 
     state = read_snapshot(snapshot)
     widths = {width for weight in state["model"].values() for width in weight.shape}

@@ -28,9 +28,9 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Read the snapshot, rename, and write."""
     from hongtu.model.pyg_names import to_pyg_names
+    from hongtu.train.outputs import write_weights
     from hongtu.train.run_directory import newest_snapshot
     from hongtu.train.snapshot import read_snapshot
-    from hongtu.train.weights_file import write_weights
 
     check_absent(options.out, force=options.force)
     out = Path(options.out).absolute()

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     check_absent(options.out, force=options.force)
     from hongtu.graph.artifact import open_artifact
     from hongtu.train.inference import Inference
-    from hongtu.train.rows_file import check_rows_file
+    from hongtu.train.outputs import check_rows_file
 
     check_rows_file(options.out)
     artifact = open_artifact(options.artifact)
@@ -152,7 +152,7 @@ def _take_weights(made: Any, path: Path) -> Path | None:
     from torch import nn
 
     from hongtu.errors import refused_as
-    from hongtu.train.weights_file import SAFETENSORS, read_weights
+    from hongtu.train.outputs import SAFETENSORS, read_weights
 
     layers = isinstance(made, list | tuple)
     if layers and (path.suffix == SAFETENSORS or path.is_dir() or (path.is_file() and not _is_torchs(path))):

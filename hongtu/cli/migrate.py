@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _weights(snapshot: Path, options: argparse.Namespace) -> None:
+    from hongtu.train.outputs import write_weights
     from hongtu.train.snapshot import weights_of_version_1
-    from hongtu.train.weights_file import write_weights
 
     if options.out is None:
         raise InputError(

@@ -131,8 +131,8 @@ def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: GraphC
 
 def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
     from hongtu.model.loss_terms import DEFAULT
-    from hongtu.train.budget import budget_bytes
     from hongtu.train.planning import plan_model
+    from hongtu.train.settings import budget_bytes
 
     def plan(limit: int | None) -> ExecutionPlan:
         options: dict[str, Any] = {"loss": DEFAULT[artifact.task], "strategy": config.strategy, "hardware": hardware}
@@ -145,7 +145,7 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
     """Plan for several ranks, without starting any."""
     from hongtu.cli.plan_text import rank_tables
     from hongtu.model.loss_terms import DEFAULT
-    from hongtu.train.ranked import plan_ranks
+    from hongtu.train.planning import plan_ranks
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")

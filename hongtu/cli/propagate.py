@@ -39,9 +39,9 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from hongtu.graph.artifact import open_artifact
+    from hongtu.train.evaluators import scores
     from hongtu.train.postprocess import LabelPropagation
     from hongtu.train.propagation import Propagation
-    from hongtu.train.scores import scores
 
     artifact = open_artifact(options.artifact)
     if artifact.task in ("regression", "links"):

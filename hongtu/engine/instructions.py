@@ -21,8 +21,7 @@ from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
 from hongtu.model.network import Network
-from hongtu.nn.moments import Moments
-from hongtu.nn.whole_graph import WholeGraphNorm
+from hongtu.nn.whole_graph import Moments, WholeGraphNorm
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Copy, Ref

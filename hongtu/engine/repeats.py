@@ -19,7 +19,7 @@ from hongtu.engine.host_store import HostStore
 from hongtu.kernels.torch_private import matmul_precisions, parameter_hooks
 from hongtu.metrics import Traffic
 from hongtu.model.network import Network
-from hongtu.nn.layer import is_setting
+from hongtu.nn.convolution import is_setting
 from hongtu.plan.program.program import PassProgram, Program
 
 FIRST = "the first epoch, and the first after a change of settings, addresses or torch's rules, is eager"

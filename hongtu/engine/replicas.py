@@ -8,8 +8,8 @@ import torch
 
 from hongtu.device.backends import Backend
 from hongtu.model.network import Network
+from hongtu.nn.convolution import is_setting
 from hongtu.nn.dropout import epoch_key, key_bytes
-from hongtu.nn.layer import is_setting
 
 
 class Replicas:

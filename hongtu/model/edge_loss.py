@@ -19,9 +19,8 @@ from hongtu.errors import InputError, refused_as
 from hongtu.graph.artifact import Artifact
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.model.checks import drops
-from hongtu.model.link_loss import LinkLoss, trained_decoder
+from hongtu.model.link_loss import LinkLoss, Score, link_scores, ranks, ranks_among, trained_decoder
 from hongtu.model.link_pairs import EdgesOfSplit, LinkPairs
-from hongtu.model.link_scores import Score, link_scores, ranks, ranks_among
 from hongtu.model.loss_terms import check_alone
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import dropout_key

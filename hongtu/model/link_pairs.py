@@ -191,7 +191,7 @@ class LinkPairs:
     def drawn(self, ids: np.ndarray, key: int) -> np.ndarray:
         """int32 [L, B, K]: uniform ones, decided by the numbers of their edges."""
         ends, columns = self._uniform
-        found = hashes(torch.from_numpy(ids), ends * columns, key).numpy().view(np.uint64)
+        found = hashes(ids, ends * columns, key)
         vertex = self._new_id[found % np.uint64(self._artifact.num_vertices)]
         return vertex.reshape(len(ids), ends, columns).transpose(1, 0, 2)
 

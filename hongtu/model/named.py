@@ -7,29 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hongtu import nn as hnn
 from hongtu.config import MODELS
 from hongtu.errors import InputError
-from hongtu.nn import (
-    APPNP,
-    CommNetConv,
-    Dropout,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GGCNConv,
-    GINConv,
-    GINEConv,
-    Layer,
-    PNAConv,
-    RGCNConv,
-    SAGEConv,
-    SGConv,
-    TransformerConv,
-)
 
 WIDEST, DEEPEST = 1 << 20, 10_000  # columns and layers that a name and numbers can make
-_STACKED: dict[str, Any] = {"gcn": GCNConv, "sage": SAGEConv, "commnet": CommNetConv, "ggcn": GGCNConv}
-_ATTENTION: dict[str, Any] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
+_STACKED: dict[str, Any] = {"gcn": hnn.GCNConv, "sage": hnn.SAGEConv, "commnet": hnn.CommNetConv, "ggcn": hnn.GGCNConv}
+_ATTENTION: dict[str, Any] = {"gat": hnn.GATConv, "gatv2": hnn.GATv2Conv, "transformer": hnn.TransformerConv}
 
 
 def build_layers(
@@ -75,7 +59,7 @@ def build_layers(
         if model == name and not found:
             raise InputError(f"model {name}: needs {what}, the graph has none; see docs/layers.md")
     if model == "sgc":
-        return [SGConv(features, classes, K=layers, input_dropout=dropout)]
+        return [hnn.SGConv(features, classes, K=layers, input_dropout=dropout)]
     widths = [features, *[hidden] * (layers - 1), classes]
     if model == "appnp":
         return _appnp(widths, dropout)
@@ -88,7 +72,7 @@ def build_layers(
 
 def _layer(
     model: str, columns_in: int, columns_out: int, *, last: bool, dropout: float, heads: int, extra: tuple[Any, ...]
-) -> Layer:
+) -> hnn.Layer:
     degrees, edge_features, edge_types = extra
     activation = None if last else "elu" if model in ("gat", "gatv2") else "relu"
     common: dict[str, Any] = {"activation": activation, "input_dropout": dropout}
@@ -98,12 +82,12 @@ def _layer(
         return kind(columns_in, columns_out // heads, heads=heads, concat=not last, dropout=dropout, **common)
     if model in ("gin", "gine"):
         mlp = nn.Sequential(nn.Linear(columns_in, columns_out), nn.ReLU(), nn.Linear(columns_out, columns_out))
-        return GINConv(mlp, **common) if model == "gin" else GINEConv(mlp, edge_dim=edge_features, **common)
+        return hnn.GINConv(mlp, **common) if model == "gin" else hnn.GINEConv(mlp, edge_dim=edge_features, **common)
     if model == "rgcn":
-        return RGCNConv(columns_in, columns_out, edge_types, **common)
+        return hnn.RGCNConv(columns_in, columns_out, edge_types, **common)
     if model == "pna":
         aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"]
-        return PNAConv(columns_in, columns_out, aggregators, scalers, degrees, **common)
+        return hnn.PNAConv(columns_in, columns_out, aggregators, scalers, degrees, **common)
     return _STACKED[model](columns_in, columns_out, **common)
 
 
@@ -111,6 +95,6 @@ def _appnp(widths: list[int], dropout: float) -> list[nn.Module]:
     modules: list[nn.Module] = []
     for k, pair in enumerate(itertools.pairwise(widths)):
         modules += [nn.ReLU()] if k > 0 else []
-        modules += [Dropout(dropout)] if dropout > 0 else []
+        modules += [hnn.Dropout(dropout)] if dropout > 0 else []
         modules.append(nn.Linear(*pair))
-    return [*modules, APPNP(K=10, alpha=0.1)]
+    return [*modules, hnn.APPNP(K=10, alpha=0.1)]

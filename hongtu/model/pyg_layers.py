@@ -5,6 +5,7 @@ torch_geometric itself is not imported: its modules are known by their names.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,39 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from hongtu import nn as hnn
 from hongtu.errors import InputError
 from hongtu.model.wiring import RowFunction
-from hongtu.nn import (
-    APPNP,
-    Aggregation,
-    ARMAConv,
-    ChebConv,
-    Dropout,
-    GATConv,
-    GatedGraphConv,
-    GATv2Conv,
-    GCN2Conv,
-    GCNConv,
-    GENConv,
-    GGCNConv,
-    GINConv,
-    GraphConv,
-    MixHopConv,
-    MultiAggregation,
-    PNAConv,
-    PowerMeanAggregation,
-    PyGLayer,
-    RGCNConv,
-    SAGEConv,
-    SGConv,
-    SoftmaxAggregation,
-    SSGConv,
-    TAGConv,
-    TransformerConv,
-)
 from hongtu.nn.layer import is_chain
 from hongtu.nn.whole_graph import rules_of
 
+_SUM = "add", "sum"
 _SIMPLE = {f"{name}Aggregation" for name in ("Sum", "Mean", "Max", "Min")}
 Named = tuple[nn.Module, dict[str, str]]  # a module, and for each of its weights the name in what it stands for
 
@@ -75,7 +50,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
         )
     dtype = next((p.dtype for p in conv.parameters()), torch.float32)
     altered = "" if make is None and name != "GINConv" else _altered(conv)
-    if name == "GINConv" and _sums(conv) and not altered:
+    if name == "GINConv" and conv.aggr in _SUM and not altered:
         return _gin(conv)
     try:
         layer = None if make is None or altered else make(conv, title)
@@ -95,7 +70,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
         layer = None
     if layer is None:
         try:
-            wrapped = PyGLayer(conv, updates_edges=updates_edges)
+            wrapped = hnn.PyGLayer(conv, updates_edges=updates_edges)
         except ValueError as error:
             reason = altered and f"{altered}, which hongtu.nn.{name} does not have; write a hongtu.nn.Layer"
             raise InputError(f"from_pyg: {title}: {reason or error}") from None
@@ -130,12 +105,8 @@ def _altered(conv: Any) -> str:
     return ""
 
 
-def _sums(conv: Any) -> bool:
-    return conv.aggr in ("add", "sum")
-
-
 def _check_sum(conv: Any, title: str) -> None:
-    if not _sums(conv):
+    if conv.aggr not in _SUM:
         raise InputError(
             f"from_pyg: {title} has aggr={conv.aggr!r}, which only its sum has a counterpart for; leave it out"
         )
@@ -146,7 +117,7 @@ def _gin(conv: Any) -> list[Named]:
     parts = chain(conv.nn, "nn")
     cut = next((k for k, (part, _) in enumerate(parts) if rules_of(part) is not None), len(parts))
     whole = len(parts) == 1 == cut
-    layer = GINConv(
+    layer = hnn.GINConv(
         parts[0][0] if whole else nn.Sequential(*(part for part, _ in parts[:cut])),
         conv.initial_eps, isinstance(conv.eps, nn.Parameter),
     )  # fmt: skip
@@ -177,14 +148,14 @@ def chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
             )
             parts += act + norm if module.act_first else norm + act
             if module.dropout[k] > 0 and module.training:
-                parts.append((Dropout(module.dropout[k]), place))
+                parts.append((hnn.Dropout(module.dropout[k]), place))
     return parts
 
 
 def _alone(module: nn.Module) -> nn.Module:
     """The module, or one of torch's kind or ours that does the same."""
     if type(module) is nn.Dropout:
-        return Dropout(module.p if module.training else 0.0)
+        return hnn.Dropout(module.p if module.training else 0.0)
     if type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric."):
         if module.in_channels == -1:
             raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
@@ -194,6 +165,15 @@ def _alone(module: nn.Module) -> nn.Module:
     return module
 
 
+def _like(kind: type[nn.Module], conv: Any, **other: Any) -> Any:
+    """A layer with the options that a convolution has under the same names, and some others."""
+    names = inspect.signature(kind.__init__).parameters
+    options = {name: getattr(conv, name) for name in names if hasattr(conv, name)}
+    if "bias" in options:
+        options["bias"] = conv.bias is not None
+    return kind(**options | other)
+
+
 def _gcn(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
     if conv.improved:
@@ -201,128 +181,30 @@ def _gcn(conv: Any, title: str) -> nn.Module | None:
             f"from_pyg: {title} is improved, which torch_geometric leaves out for graphs without edge weights; for "
             "loops of weight 2 on any graph use hongtu.nn.GCNConv(improved=True)"
         )
-    return GCNConv(
-        conv.in_channels, conv.out_channels, add_self_loops=conv.add_self_loops,
-        normalize=conv.normalize, bias=conv.bias is not None,
-    )  # fmt: skip
+    return _like(hnn.GCNConv, conv)
 
 
 def _sage(conv: Any, title: str) -> nn.Module | None:
-    if conv.project or conv.aggr not in ("mean", "sum", "add") or not isinstance(conv.in_channels, int):
+    if conv.project or conv.aggr not in (*_SUM, "mean") or not isinstance(conv.in_channels, int):
         return None
     if not conv.root_weight and hasattr(conv, "lin_r"):  # switched off later, as DirGNNConv does
         return None
-    return SAGEConv(
-        conv.in_channels, conv.out_channels, conv.aggr, normalize=conv.normalize, root_weight=conv.root_weight,
-        bias=conv.lin_l.bias is not None,
-    )  # fmt: skip
+    return _like(hnn.SAGEConv, conv, bias=conv.lin_l.bias is not None)
 
 
 def _gat(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
     if conv.lin is None:
         raise InputError(f"from_pyg: {title}: in_channels as a pair have no counterpart; give one number")
-    return GATConv(
-        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.negative_slope, conv.dropout,
-        conv.add_self_loops, conv.edge_dim, conv.fill_value, bias=conv.bias is not None,
-        residual=getattr(conv, "residual", False),
-    )  # fmt: skip
+    return _like(hnn.GATConv, conv)
 
 
-def _gatv2(conv: Any, title: str) -> nn.Module | None:
-    if not _sums(conv) or not isinstance(conv.in_channels, int):
-        return None
-    return GATv2Conv(
-        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.negative_slope, conv.dropout,
-        conv.add_self_loops, conv.edge_dim, conv.fill_value, bias=conv.bias is not None,
-        share_weights=conv.share_weights, residual=conv.residual,
-    )  # fmt: skip
+def _gated(conv: Any) -> nn.Module | None:
+    return None if conv.edge_dim or type(conv.act) is not nn.Sigmoid else _like(hnn.GGCNConv, conv)
 
 
-def _transformer(conv: Any, title: str) -> nn.Module | None:
-    if not _sums(conv) or not isinstance(conv.in_channels, int):
-        return None
-    return TransformerConv(
-        conv.in_channels, conv.out_channels, conv.heads, conv.concat, conv.beta, conv.dropout, conv.edge_dim,
-        bias=conv.lin_key.bias is not None, root_weight=conv.root_weight,
-    )  # fmt: skip
-
-
-def _graph(conv: Any, title: str) -> nn.Module | None:
-    if conv.aggr not in ("add", "sum", "mean", "max", "min") or not isinstance(conv.in_channels, int):
-        return None
-    return GraphConv(conv.in_channels, conv.out_channels, conv.aggr, bias=conv.lin_rel.bias is not None)
-
-
-def _gated(conv: Any, title: str) -> nn.Module | None:
-    if not _sums(conv) or not isinstance(conv.in_channels, int) or conv.edge_dim or type(conv.act) is not nn.Sigmoid:
-        return None
-    return GGCNConv(
-        conv.in_channels, conv.out_channels, root_weight=conv.root_weight, bias=conv.bias is not None
-    )  # fmt: skip
-
-
-def _sgc(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    bias = conv.lin.bias is not None
-    return SGConv(conv.in_channels, conv.out_channels, conv.K, add_self_loops=conv.add_self_loops, bias=bias)
-
-
-def _ssg(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return SSGConv(
-        conv.in_channels, conv.out_channels, conv.alpha, conv.K, add_self_loops=conv.add_self_loops,
-        bias=conv.lin.bias is not None,
-    )  # fmt: skip
-
-
-def _tag(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return TAGConv(conv.in_channels, conv.out_channels, conv.K, conv.bias is not None, conv.normalize)
-
-
-def _cheb(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return ChebConv(
-        conv.in_channels, conv.out_channels, len(conv.lins), conv.normalization, conv.bias is not None,
-        getattr(conv, "lambda_max", None),
-    )  # fmt: skip
-
-
-def _mixhop(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return MixHopConv(conv.in_channels, conv.out_channels, conv.powers, conv.add_self_loops, conv.bias is not None)
-
-
-def _arma(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return ARMAConv(
-        conv.in_channels, conv.out_channels, conv.num_stacks, conv.num_layers, conv.shared_weights, conv.act,
-        conv.dropout, conv.bias is not None,
-    )  # fmt: skip
-
-
-def _gated_graph(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return GatedGraphConv(conv.out_channels, conv.num_layers, conv.rnn.bias)
-
-
-def _appnp(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return APPNP(conv.K, conv.alpha, conv.dropout, add_self_loops=conv.add_self_loops, normalize=conv.normalize)
-
-
-def _lg(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return APPNP(1, 0.0, add_self_loops=False, normalize=conv.normalize)
-
-
-def _gcn2(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    layer = GCN2Conv(
-        conv.channels, conv.alpha, shared_weights=conv.weight2 is None, add_self_loops=conv.add_self_loops,
-        normalize=conv.normalize,
-    )  # fmt: skip
+def _gcn2(conv: Any) -> nn.Module:
+    layer = _like(hnn.GCN2Conv, conv, shared_weights=conv.weight2 is None)
     layer.beta = conv.beta
     return layer
 
@@ -332,7 +214,7 @@ def _gen(conv: Any, title: str, edge_features: bool) -> nn.Module | None:
     if aggregation is None or not isinstance(conv.in_channels, int):
         return None
     edge_dim = conv.lin_edge.in_channels if hasattr(conv, "lin_edge") else conv.out_channels if edge_features else None
-    layer = GENConv(
+    layer = hnn.GENConv(
         conv.in_channels, conv.out_channels, aggregation, msg_norm=hasattr(conv, "msg_norm"), norm=None, eps=conv.eps,
         bias=conv.mlp[0].bias is not None, edge_dim=edge_dim,
     )  # fmt: skip
@@ -342,20 +224,20 @@ def _gen(conv: Any, title: str, edge_features: bool) -> nn.Module | None:
     return layer
 
 
-def _aggregation(aggr: Any) -> str | Aggregation | None:
+def _aggregation(aggr: Any) -> str | hnn.Aggregation | None:
     """Ours of the same name and options."""
     name = type(aggr).__name__.removesuffix("Aggregation").lower()
     if name in ("sum", "mean", "max", "min"):
         return name
     if name == "softmax":
-        return SoftmaxAggregation(aggr._init_t if aggr.learn else aggr.t, aggr.learn, aggr.semi_grad, aggr.channels)
+        return hnn.SoftmaxAggregation(aggr._init_t if aggr.learn else aggr.t, aggr.learn, aggr.semi_grad, aggr.channels)
     if name == "powermean":
-        return PowerMeanAggregation(
+        return hnn.PowerMeanAggregation(
             aggr._init_p if aggr.learn else aggr.p, aggr.learn, aggr.channels, aggr.min_value, aggr.max_value
         )
     if name == "multi" and aggr.mode == "cat":
         several = [found for one in aggr.aggrs if (found := _aggregation(one)) is not None]
-        return MultiAggregation(several) if len(several) == len(aggr.aggrs) else None
+        return hnn.MultiAggregation(several) if len(several) == len(aggr.aggrs) else None
     return None
 
 
@@ -367,26 +249,51 @@ def _pna(conv: Any, title: str) -> nn.Module | None:
         return None
     pre, post = conv.pre_nns[0], conv.post_nns[0]
     between = [part for parts in (pre, post) for part in parts if type(part).__name__ != "Linear"]
-    return PNAConv(
-        conv.in_channels, conv.out_channels, names, conv.aggr_module.scaler, torch.ones(2), conv.edge_dim,
-        towers=conv.towers, pre_layers=(len(pre) + 1) // 2, post_layers=(len(post) + 1) // 2,
-        divide_input=conv.divide_input, act=between[0] if between else "relu",
+    return _like(
+        hnn.PNAConv, conv, aggregators=names, scalers=conv.aggr_module.scaler, deg=torch.ones(2),
+        pre_layers=(len(pre) + 1) // 2, post_layers=(len(post) + 1) // 2, act=between[0] if between else "relu",
         train_norm=isinstance(conv.aggr_module.avg_deg_lin, nn.Parameter),
     )  # fmt: skip
 
 
-def _rgcn(conv: Any, title: str) -> nn.Module | None:
-    if conv.aggr not in ("add", "sum", "mean") or not isinstance(conv.in_channels, int):
-        return None
-    return RGCNConv(
-        conv.in_channels, conv.out_channels, conv.num_relations, conv.num_bases, conv.num_blocks, conv.aggr,
-        conv.root is not None, bias=conv.bias is not None,
-    )  # fmt: skip
+Make = Callable[[Any], nn.Module | None]  # of a convolution; None: it is wrapped
+
+
+def _of_sums(make: Make) -> Callable[[Any, str], nn.Module | None]:
+    """Other reductions are refused."""
+
+    def made(conv: Any, title: str) -> nn.Module | None:
+        _check_sum(conv, title)
+        return make(conv)
+
+    return made
+
+
+def _where(reductions: tuple[str, ...], make: Make) -> Callable[[Any, str], nn.Module | None]:
+    """Other reductions, and several widths, are wrapped."""
+    return lambda conv, title: make(conv) if conv.aggr in reductions and isinstance(conv.in_channels, int) else None
 
 
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
-    "GCNConv": _gcn, "SAGEConv": _sage, "GATConv": _gat, "GATv2Conv": _gatv2, "TransformerConv": _transformer,
-    "GraphConv": _graph, "ResGatedGraphConv": _gated, "SGConv": _sgc, "APPNP": _appnp, "LGConv": _lg, "GCN2Conv": _gcn2,
-    "PNAConv": _pna, "RGCNConv": _rgcn, "SSGConv": _ssg, "TAGConv": _tag, "MixHopConv": _mixhop, "ARMAConv": _arma,
-    "GatedGraphConv": _gated_graph, "ChebConv": _cheb,
-}  # fmt: skip
+    "GCNConv": _gcn,
+    "SAGEConv": _sage,
+    "GATConv": _gat,
+    "PNAConv": _pna,
+    "GATv2Conv": _where(_SUM, lambda conv: _like(hnn.GATv2Conv, conv)),
+    "TransformerConv": _where(_SUM, lambda conv: _like(hnn.TransformerConv, conv, bias=conv.lin_key.bias is not None)),
+    "GraphConv": _where(
+        (*_SUM, "mean", "max", "min"), lambda conv: _like(hnn.GraphConv, conv, bias=conv.lin_rel.bias is not None)
+    ),
+    "ResGatedGraphConv": _where(_SUM, _gated),
+    "RGCNConv": _where((*_SUM, "mean"), lambda conv: _like(hnn.RGCNConv, conv, root_weight=conv.root is not None)),
+    "SGConv": _of_sums(lambda conv: _like(hnn.SGConv, conv, bias=conv.lin.bias is not None)),
+    "SSGConv": _of_sums(lambda conv: _like(hnn.SSGConv, conv, bias=conv.lin.bias is not None)),
+    "TAGConv": _of_sums(lambda conv: _like(hnn.TAGConv, conv)),
+    "ChebConv": _of_sums(lambda conv: _like(hnn.ChebConv, conv, K=len(conv.lins))),
+    "MixHopConv": _of_sums(lambda conv: _like(hnn.MixHopConv, conv)),
+    "ARMAConv": _of_sums(lambda conv: _like(hnn.ARMAConv, conv)),
+    "GatedGraphConv": _of_sums(lambda conv: _like(hnn.GatedGraphConv, conv, bias=conv.rnn.bias)),
+    "APPNP": _of_sums(lambda conv: _like(hnn.APPNP, conv)),
+    "LGConv": _of_sums(lambda conv: hnn.APPNP(1, 0.0, add_self_loops=False, normalize=conv.normalize)),
+    "GCN2Conv": _of_sums(_gcn2),
+}

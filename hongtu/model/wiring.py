@@ -135,16 +135,7 @@ class Source(NamedTuple):
     of_edges: bool
 
 
-def resolve(modules: nn.ModuleList) -> list[tuple[int, ...]]:
-    """Per module, the numbers of the modules whose rows of vertices it takes; INPUT for the features.
-
-    Raises:
-        InputError: for a name that nothing before has given.
-    """
-    return [tuple(number for number, of_edges in taken if not of_edges) for taken in resolve_all(modules)]
-
-
-def resolve_all(modules: nn.ModuleList) -> list[tuple[Source, ...]]:
+def resolve(modules: nn.ModuleList) -> list[tuple[Source, ...]]:
     """Per module, all values that it takes.
 
     Raises:
@@ -203,7 +194,7 @@ def _check_kinds(title: str, module: nn.Module, header: Header, taken: tuple[Sou
 
 def _check_all_taken(modules: Modules) -> None:
     """Refuse a module whose rows nothing takes: nothing would train it."""
-    every = resolve_all(modules)
+    every = resolve(modules)
     taken = {source.number for sources in every for source in sources}
     for index in range(len(modules) - 1):
         if index not in taken:

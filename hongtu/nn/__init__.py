@@ -13,33 +13,22 @@ from hongtu.nn.aggr import (
 )
 from hongtu.nn.dropout import Dropout, EdgeDropout
 from hongtu.nn.layer import Layer
-from hongtu.nn.layers.appnp import APPNP
-from hongtu.nn.layers.cg import CGConv
-from hongtu.nn.layers.commnet import CommNetConv
-from hongtu.nn.layers.gat import GATConv
-from hongtu.nn.layers.gated_gcn import GatedGCNConv
-from hongtu.nn.layers.gatv2 import GATv2Conv
-from hongtu.nn.layers.gcn import GCNConv
-from hongtu.nn.layers.gcn2 import GCN2Conv
+from hongtu.nn.layers.attention import TransformerConv
+from hongtu.nn.layers.edge_data import CGConv, GMMConv, NNConv, RGCNConv
+from hongtu.nn.layers.gat import GATConv, GATv2Conv
+from hongtu.nn.layers.gated import GatedGCNConv, GGCNConv
 from hongtu.nn.layers.gen import GENConv
-from hongtu.nn.layers.ggcn import GGCNConv
-from hongtu.nn.layers.gin import GINConv
-from hongtu.nn.layers.gine import GINEConv
-from hongtu.nn.layers.gmm import GMMConv
-from hongtu.nn.layers.graph_conv import GraphConv
-from hongtu.nn.layers.jumping import JumpingKnowledge
+from hongtu.nn.layers.gin import GINConv, GINEConv
+from hongtu.nn.layers.hops import APPNP, SIGN
 from hongtu.nn.layers.mesh import MeshBlock
-from hongtu.nn.layers.nnconv import NNConv
+from hongtu.nn.layers.normalized import GCN2Conv, GCNConv
 from hongtu.nn.layers.pna import PNAConv, degree_histogram
 from hongtu.nn.layers.powers import ChebConv, MixHopConv, SSGConv, TAGConv
 from hongtu.nn.layers.pyg import PyGLayer
 from hongtu.nn.layers.recurrent import ARMAConv, GatedGraphConv
-from hongtu.nn.layers.rgcn import RGCNConv
-from hongtu.nn.layers.sage import SAGEConv
+from hongtu.nn.layers.rowwise import JumpingKnowledge, TypedLinear
 from hongtu.nn.layers.sgc import SGConv
-from hongtu.nn.layers.sign import SIGN
-from hongtu.nn.layers.transformer import TransformerConv
-from hongtu.nn.layers.typed import TypedLinear
+from hongtu.nn.layers.two_maps import CommNetConv, GraphConv, SAGEConv
 from hongtu.nn.norm import BatchNorm, GraphNorm, LayerNorm, Normalization, PairNorm
 
 __all__ = [

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hongtu.kernels.dispatch import has_numba_kernel, kernels_for
 from hongtu.nn import aggr
-from hongtu.nn.ops import aggregates, logits
-from hongtu.nn.ops.graph_attention import graph_attention
+from hongtu.nn.ops import aggregates, attention
 
 if TYPE_CHECKING:
     import torch_sparse
@@ -275,18 +274,18 @@ class Block:
 
     def dot(self, key: Tensor, query_DF: Tensor, heads: int) -> Tensor:
         """[S, F], [D, F] -> [E, H]: per head, the product of the source's key and the destination's query."""
-        return logits.dot(key, query_DF, self.indptr, self.local_source, heads)
+        return attention.dot(key, query_DF, self.indptr, self.local_source, heads)
 
     def additive_logits(self, x: Tensor, query_DF: Tensor, att_F: Tensor, heads: int, slope: float) -> Tensor:
         """[S, F], [D, F], [F] -> [E, H]: per head <att, leaky_relu(source's row + destination's query)>."""
-        return logits.additive_logits(x, query_DF, att_F, self.indptr, self.local_source, heads, slope)
+        return attention.additive_logits(x, query_DF, att_F, self.indptr, self.local_source, heads, slope)
 
     def graph_attention(self, x: Tensor, query_DH: Tensor, own: Tensor | None, slope: float) -> Tensor:
         """[S, F + H], [D, H] -> [D, F]: per head, the sum of the source rows, weighted with the softmax of
         leaky_relu(source's logit, which is behind its row, + ``query``). With ``own`` [D, F + H] a self-loop of these
         rows takes the place of those that are stored. Without numba's kernels see ``softmax`` and ``attend``."""
         exclude = self.loop_mask if own is not None and self.has_loops else None
-        return graph_attention(x, query_DH, own, exclude, self.indptr, self.local_source, slope)
+        return attention.graph_attention(x, query_DH, own, exclude, self.indptr, self.local_source, slope)
 
     def gated_sum(self, x: Tensor, key_DF: Tensor) -> Tensor:
         """[S, 2 F] (query | value), [D, F] -> [D, F]: sum over in-edges of sigmoid(key + query) * value."""

@@ -34,7 +34,7 @@ _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 class Dropout(torch.nn.Module):
     """Drops elements of ``x`` with probability ``p`` and scales the others by 1 / (1 - p).
 
-    Bound to a run (``hongtu.nn.binding.bind``) the mask of a row depends only on (seed, epoch, site, number of the
+    Bound to a run (``hongtu.nn.layer.bind``) the mask of a row depends only on (seed, epoch, site, number of the
     call within the layer call, row id, column): recomputation and any cutting into chunks see the same one. Unbound
     it is ``torch.nn.functional.dropout``.
 
@@ -157,17 +157,15 @@ def dropout_key(*parts: int, key: int = 0) -> int:
     return key
 
 
-def hashes(ids: Tensor, count: int, key: int) -> Tensor:
-    """int64 [R, count]: for every row id [R] so many 64-bit hashes under a key."""
-    row_R1 = _mix_torch(_mix_torch(ids.long()) ^ _signed(key)).unsqueeze(1)
-    return _mix_torch(row_R1 + torch.arange(count, device=ids.device) * _signed(_GOLDEN))
+def hashes(ids: np.ndarray, count: int, key: int) -> np.ndarray:
+    """uint64 [R, count]: for every row id [R] so many hashes under a key."""
+    return _row_hashes(ids, np.uint64(key), np.arange(count, dtype=np.uint64))
 
 
-def keep_mask(ids: Tensor, width: int, key: int, p: float) -> Tensor:
-    """bool [R, F] in plain torch, on any device: the elements that stay; the reference of the CPU kernel."""
-    hash_RP = hashes(ids, (width + 1) // 2, key)
-    halves = torch.stack([hash_RP & 0xFFFFFFFF, (hash_RP >> 32) & 0xFFFFFFFF], dim=2)
-    return halves.flatten(1)[:, :width] >= _threshold(p)
+def _row_hashes(ids: np.ndarray, key: np.uint64, numbers: np.ndarray) -> np.ndarray:
+    row_R1 = mix.py_func(mix.py_func(ids.astype(np.uint64)) ^ key)[:, None]
+    found: np.ndarray = mix.py_func(row_R1 + numbers * np.uint64(_GOLDEN))
+    return found
 
 
 def _of_numbers(x: SparseInput, ids: Tensor, mask: Mask) -> SparseInput:
@@ -247,12 +245,11 @@ def mix(x):
 def _dropout_arrays(x_RF, ids, key, site, call, threshold, scale, out_RF):
     """As ``_dropout``, for some rows at a time."""
     (num_rows, width), of_call = x_RF.shape, np.uint64(dropout_key(site, call, key=int(key[0])))
-    pairs = np.arange((width + 1) // 2, dtype=np.uint64) * np.uint64(_GOLDEN)
+    pairs = np.arange((width + 1) // 2, dtype=np.uint64)
     step = max(1, AT_ONCE // max(1, width))
     for first in range(0, num_rows, step):
         rows = slice(first, first + step)
-        row_R1 = mix.py_func(mix.py_func(ids[rows].astype(np.uint64)) ^ of_call)[:, None]
-        halves = np.ascontiguousarray(mix.py_func(row_R1 + pairs)).view("<u4")  # the lower one first
+        halves = np.ascontiguousarray(_row_hashes(ids[rows], of_call, pairs)).view("<u4")  # the lower one first
         np.multiply(x_RF[rows], scale, out=out_RF[rows])
         out_RF[rows][halves[:, :width] < threshold] = 0
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from hongtu.nn.dropout import dropout_key, hashes
 
@@ -62,11 +61,11 @@ class Steps:
     def _order(self, epoch: int) -> np.ndarray:
         """int64 [N]: at random inside a partition; partitions take turns in proportion to their vertices, so that the
         parts of a step that ranks own are as large in every step."""
-        drawn = hashes(torch.from_numpy(self.vertices), 1, dropout_key(self.seed, _ORDER, epoch)).numpy()[:, 0]
+        drawn = hashes(self.vertices, 1, dropout_key(self.seed, _ORDER, epoch)).view(np.int64)[:, 0]
         inside = np.lexsort((drawn, self.partition))
         count = np.bincount(self.partition)
         first = np.cumsum(count) - count
         turn = np.arange(len(inside)) - np.repeat(first, count)
-        late = hashes(torch.arange(len(count)), 1, dropout_key(self.seed, _ORDER, epoch, 1)).numpy()[:, 0]
+        late = hashes(np.arange(len(count)), 1, dropout_key(self.seed, _ORDER, epoch, 1)).view(np.int64)[:, 0]
         late = (late.view(np.uint64) >> np.uint64(11)) * 2.0**-53
         return inside[np.argsort((turn + np.repeat(late, count)) / np.repeat(count, count), kind="stable")]

@@ -21,7 +21,7 @@ from hongtu.errors import AnomalyError
 from hongtu.model.network import Network
 from hongtu.nn.block import Rows
 from hongtu.ranks.together import Together
-from hongtu.train.survey.edges import tensors_in
+from hongtu.train.tracing.operations import tensors_in
 
 BLOCK = 1 << 20  # numbers that are looked at together: what is found of them takes memory, too
 REMEDY = "no step was made; lower the learning rate, clip gradients (clip_grad_norm), or mend that input"

@@ -22,7 +22,7 @@ from hongtu.model.wiring import Entry, Modules
 from hongtu.nn.layer import Layer
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.train.rows_file import check_rows_file, write_rows
+from hongtu.train.outputs import check_rows_file, write_rows
 from hongtu.train.trainer import Trainer
 
 

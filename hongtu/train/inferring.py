@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hongtu.engine.engine import Engine
@@ -22,15 +25,21 @@ from hongtu.graph.artifact import Artifact
 from hongtu.metrics import EpochRecord
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.edge_targets import EdgeTargets
+from hongtu.model.loss_terms import Unscored
+from hongtu.model.network import Network
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.model.wiring import resolve
+from hongtu.nn import Layer
+from hongtu.nn.context import RowContext
 from hongtu.ranks.likeness import likeness
 from hongtu.ranks.together import Alone, called_by_all
 from hongtu.train.evaluators import Evaluation
-from hongtu.train.layer_output import layer_number, layer_runtime
+from hongtu.train.network_plan import Job
+from hongtu.train.outputs import check_rows_file, write_rows
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.resumable import Resumable
-from hongtu.train.rows_file import check_rows_file, write_rows
 from hongtu.train.runtime import Runtime
+from hongtu.train.settings import adam, make_loss
 
 T = TypeVar("T")
 FEW = 20  # vertices, which a message can name
@@ -179,8 +188,20 @@ class Inferring(Resumable):
 
     @torch.inference_mode(False)
     def _layer_runtime(self, number: int) -> Runtime:
-        spec, budget = self._spec, self._budget
-        return layer_runtime(self._share, self.model, number, spec=spec, budget=budget, embedding=self.embedding)
+        """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
+        beside whatever the trainer holds."""
+        network = Network(self.model.first(number + 1).cpu(), RowContext(), self._spec.autocast)
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+        job = Job(
+            self._share,
+            make_loss(self._share, Unscored()),
+            optimizer,
+            replace(self._spec, make_rows_optimizer=adam, clips=False),
+        )
+        embedding = copy.copy(self.embedding)
+        if embedding is not None:
+            embedding.weight = nn.Parameter(embedding.weight.detach())
+        return Runtime(job, network, rows=None if embedding is None else lambda: embedding, budget=self._budget)
 
 
 def _picked(parts: Iterable[tuple[Tensor, Tensor]], columns: int, vertices: int, numbers: Tensor | None) -> Tensor:
@@ -203,3 +224,20 @@ def _picked(parts: Iterable[tuple[Tensor, Tensor]], columns: int, vertices: int,
 def _shown(numbers: Tensor | None) -> str:
     """What ranks compare vertices by: themselves where they are few."""
     return "all" if numbers is None else str(numbers.tolist()) if len(numbers) <= FEW else likeness(numbers)
+
+
+def layer_number(model: nn.ModuleList, layer: int) -> int:
+    """The position of a layer in the model, counted from its end where it is negative.
+
+    Raises:
+        InputError: when there is none, or no graph layer up to it.
+    """
+    if not isinstance(layer, Integral) or not -len(model) <= layer < len(model):
+        last = len(model) - 1
+        raise InputError(f"embed: layer {layer!r}, expected 0 to {last}, or -1 to {-len(model)} from the end")
+    number = int(layer) % len(model)
+    if resolve(model)[number][0].of_edges:
+        raise InputError(f"embed: layer {layer} gives rows of edges, expected a layer that gives rows of vertices")
+    if not any(isinstance(module, Layer) for module in list(model)[: number + 1]):
+        raise InputError(f"embed: layer {layer} comes before the first graph layer; apply it to your features yourself")
+    return number

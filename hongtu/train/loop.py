@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.given import as_path
 from hongtu.metrics import EpochRecord
-from hongtu.ranks.together import Together
 from hongtu.train.callbacks import Callbacks
+from hongtu.train.inferring import Inferring
 from hongtu.train.progress import bar, hidden
 from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory
@@ -24,22 +24,6 @@ from hongtu.train.snapshot import read_snapshot
 
 SPLITS = ("train", "val", "test")
 COMMON = ("epochs", "eval_every", "patience", "save_every", "keep_best", "restore_best")  # alike on all ranks
-
-
-@dataclass
-class Waiting:
-    """The best validation score of the regular evaluations (negative where smaller is better), and how many came since,
-    where there is a patience."""
-
-    best: float = float("-inf")
-    since: int = 0
-
-    def see(self, score: float) -> bool:
-        """Whether this score is the best so far."""
-        better = score > self.best
-        self.best = max(self.best, score)
-        self.since = 0 if better else self.since + 1
-        return better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,37 +73,16 @@ class FitOptions:
         return self.keeps_best or self.patience is not None
 
 
-class Trainable(Protocol):
+class Trainable(Inferring):
     """What the loop needs of the Trainer."""
 
-    scheduler: Any
-    epoch: int
     record: EpochRecord | None
-    history: list[dict[str, Any]]
-    waiting: Waiting
-    ranks: Together
-    embedding: Any
 
-    @property
-    def validates(self) -> bool: ...
+    def check_trains(self) -> None:
+        raise NotImplementedError
 
-    @property
-    def higher_is_better(self) -> bool: ...
-
-    def check_trains(self) -> None: ...
-
-    @property
-    def watched(self) -> str | None: ...
-
-    def train_epoch(self) -> EpochRecord: ...
-
-    def evaluate(self) -> dict[str, float]: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def weights(self) -> dict[str, Any]: ...
-
-    def set_weights(self, weights: dict[str, Any]) -> None: ...
+    def train_epoch(self) -> EpochRecord:
+        raise NotImplementedError
 
 
 def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import itertools
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,73 +33,85 @@ from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
 from hongtu.plan.search.planner import plan_run
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.survey.probe import Correct, probe_workspace
-from hongtu.train.survey.shape import check_edge_data, network_shape
-from hongtu.train.survey.stepping import learned_bytes, step_rows
+from hongtu.train.settings import RunSpec
+from hongtu.train.tracing.probe import Correct, probe_workspace
+from hongtu.train.tracing.shape import check_edge_data, network_shape
+from hongtu.train.tracing.stepping import learned_bytes, step_rows
 
 LARGE = 1 << 20  # edges of a graph whose plans take tens of MiB
 ABOUT = 1.02  # times the best: as fast, for what is saved is worth more than an estimate's error
 MOST_SIDES = 3  # layers of which every combination is tried
 
 
-def plan_network(
-    artifact: Artifact,
-    network: Network,
-    loss: MeanLoss | EdgeLoss,
-    optimizer: torch.optim.Optimizer,
-    spec: RunSpec,
-    budget: int | None,
-    correct: Correct | None = None,
-) -> ExecutionPlan:
-    """Set ``transform_first`` and ``once_per_vertex`` of the network's layers and plan its run. Ranks that fetch rows
-    of one another get the same sides and savings, or are refused.
+@dataclass(frozen=True)
+class Job:
+    """What is planned and run: a loss on an artifact, or on a rank's share of it, and how.
 
-    Args:
-        budget: bytes per device, or None for no limit.
-        correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
-
-    Raises:
-        InputError: for anything that cannot work.
-        BudgetError: when the budget is too small; names the smallest that works.
+    Attributes:
+        loss: of the model's output; None where there is none, and nothing is trained.
+        optimizer: whose steps take memory, too.
+        spec: how the run goes.
     """
-    check_default_device()
-    return NetworkPlanner(artifact, network, loss, optimizer, spec, budget, correct).plan()
+
+    artifact: Artifact
+    loss: MeanLoss | EdgeLoss | None
+    optimizer: torch.optim.Optimizer | None
+    spec: RunSpec
+
+    def plan(self, network: Network, budget: int | None, correct: Correct | None = None) -> ExecutionPlan:
+        """Set ``transform_first`` and ``once_per_vertex`` of a network's layers and plan its run. Ranks that fetch rows
+        of one another get the same sides and savings, or are refused.
+
+        Args:
+            budget: bytes per device, or None for no limit.
+            correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
+
+        Raises:
+            InputError: for anything that cannot work.
+            BudgetError: when the budget is too small; names the smallest that works.
+        """
+        check_default_device()
+        return _NetworkPlanner(self, network, budget, correct).plan()
+
+    def probe(
+        self, network: Network, plan: ExecutionPlan, correct: Correct | None = None, *, whole: bool = False
+    ) -> dict[str, int]:
+        """As ``probe_workspace``."""
+        vertices, dtype = self.artifact.whole.num_vertices, self.spec.dtype
+        return probe_workspace(plan, network, self.loss, vertices, dtype, correct, whole=whole)
+
+    def sketch(self, network: Network) -> ExecutionPlan:
+        """What a network computes, without planned transfers, and linear maps behind the exchanges."""
+        assert self.loss is not None and self.optimizer is not None
+        network.set_once_per_vertex([False] * len(network.layers))
+        network.set_transform_first((False,) * len(network.layers))
+        shape = network_shape(self.artifact, network, self.loss, self.optimizer, self.spec.dtype)
+        return _sketch(self.artifact.topology, shape, self.spec.strategy)
 
 
-class NetworkPlanner:
-    """Plans runs of one network on an artifact, in forms that compute the same: linear maps before or behind the
-    exchange, and some savings left out. Arguments as of ``plan_network``."""
+class _NetworkPlanner:
+    """Plans runs of one network, in forms that compute the same: linear maps before or behind the exchange, and some
+    savings left out. Arguments as of ``Job.plan``."""
 
-    def __init__(
-        self,
-        artifact: Artifact,
-        network: Network,
-        loss: MeanLoss | EdgeLoss,
-        optimizer: torch.optim.Optimizer,
-        spec: RunSpec,
-        budget: int | None,
-        correct: Correct | None,
-    ) -> None:
-        self._artifact, self._network, self._loss, self._optimizer = artifact, network, loss, optimizer
-        self._spec, self._budget, dtype = spec, budget, spec.dtype
+    def __init__(self, job: Job, network: Network, budget: int | None, correct: Correct | None) -> None:
+        assert job.loss is not None and job.optimizer is not None
+        self._artifact, self._loss, self._optimizer, self._spec = job.artifact, job.loss, job.optimizer, job.spec
+        self._network, self._budget = network, budget
+        artifact, spec, dtype = job.artifact, job.spec, job.spec.dtype
         check_edge_data(artifact, network)
         self._stored = artifact.topology.keeping(
             edge_features=any(map(network.reads_edge_features, range(len(network.layers)))),
             edge_type=any(layer.uses_edge_type for layer in network.layers),
         )
-        self._clips = spec.stepping.clips or spec.hardware.staged  # optimizers on GPUs may change gradients
+        self._clips = spec.clips or spec.hardware.staged  # optimizers on GPUs may change gradients
         self._learned: dict[str, Any] = {}
         if artifact.learns_features:
             rows, columns = artifact.num_vertices, artifact.feature_width
-            stepped = step_rows(spec.stepping.make_rows_optimizer, rows, columns, dtype)
-            stepped = replace(stepped, changes=spec.stepping.clips or stepped.changes)
+            stepped = step_rows(spec.make_rows_optimizer, rows, columns, dtype)
+            stepped = replace(stepped, changes=spec.clips or stepped.changes)
             taken = learned_bytes(stepped, rows * columns * dtype.itemsize)
             self._learned = {"learned_bytes": taken, "copies_learned": stepped.changes}
-        self._probe = partial(
-            probe_workspace, network=network, loss=loss, vertices=artifact.whole.num_vertices, dtype=dtype,
-            correct=correct,
-        )  # fmt: skip
+        self._probe = partial(job.probe, network, correct=correct)
         self._topologies: dict[PaperEdges, Topology] = {PaperEdges(): self._stored}
         self._traced: dict[tuple[tuple[bool, ...], ...], tuple[NetworkShape, Forms]] = {}
 
@@ -146,7 +158,7 @@ class NetworkPlanner:
             with as_on_gpu() if self._spec.hardware.staged else nullcontext():  # what layers do there is counted
                 shape = network_shape(
                     self._artifact, network, self._loss, self._optimizer, self._spec.dtype,
-                    looks=not self._traced, clips=self._clips,
+                    checks_rows=not self._traced, clips=self._clips,
                 )  # fmt: skip
             shape = replace(shape, host_dtype=self._spec.host_dtype, **(self._learned if shape.learned_input else {}))
             self._traced[choices] = shape, network.forms
@@ -265,20 +277,6 @@ class NetworkPlanner:
             topology, artifact.schedule_paper, self._shape(sides), used, self._budget, self._probe, self._spec.hardware,
             artifact.original_id, self._loss.loss_vertices, artifact.halo, host_memory, grouped, largest,
         )  # fmt: skip
-
-
-def sketch_network(
-    artifact: Artifact,
-    network: Network,
-    loss: MeanLoss | EdgeLoss,
-    optimizer: torch.optim.Optimizer,
-    spec: RunSpec,
-) -> ExecutionPlan:
-    """What a network computes, without planned transfers, and linear maps behind the exchanges."""
-    network.set_once_per_vertex([False] * len(network.layers))
-    network.set_transform_first((False,) * len(network.layers))
-    shape = network_shape(artifact, network, loss, optimizer, spec.dtype)
-    return _sketch(artifact.topology, shape, spec.strategy)
 
 
 def _sketch(topology: Topology, shape: NetworkShape, strategy: Strategy) -> ExecutionPlan:

@@ -21,12 +21,22 @@ from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.train.budget import budget_bytes
-from hongtu.train.network_plan import plan_network
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import OptimizerFactory, adam, host_limit, make_loss, make_optimizer, read_host_dtype
-from hongtu.train.survey.stepping import Stepping
-from hongtu.train.survey.widths import fill_widths
+from hongtu.ranks.fabric import load_fabric, over
+from hongtu.ranks.share import share_of
+from hongtu.ranks.stages import ByLayer, Stages
+from hongtu.train.network_plan import Job
+from hongtu.train.ranked import Tried, check_ranked, choose_stages, deal, exchanging_layers, try_plan
+from hongtu.train.settings import (
+    OptimizerFactory,
+    RunSpec,
+    adam,
+    budget_bytes,
+    host_limit,
+    make_loss,
+    make_optimizer,
+    read_host_dtype,
+)
+from hongtu.train.tracing.shape import fill_widths
 
 
 @names_known
@@ -55,21 +65,73 @@ def plan_model(
         BudgetError: when the budget is too small; names the smallest that works.
     """
     artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+    network, made = _prepared(artifact, layers, loss, optimizer, dtype)
+    hardware = load_hardware(hardware)
+    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
+    unlimited = RunSpec(
+        strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, make_rows_optimizer=optimizer,
+        host_dtype=read_host_dtype(host_dtype),
+    )  # fmt: skip
+    job = Job(artifact, make_loss(artifact, loss), made, unlimited)
+    with using(NumbaKernels.of_graph(artifact.size)):
+        budget = budget_bytes(device_memory, partial(job.plan, network))
+        return replace(job, spec=replace(unlimited, limit=limit)).plan(network, budget)
+
+
+def plan_ranks(
+    artifact: Artifact,
+    layers: Sequence[Entry],
+    ranks: int,
+    dependencies: str,
+    *,
+    loss: Losses | LinkLoss,
+    device_memory: int | str | None,
+    strategy: str | Strategy,
+    hardware: Hardware,
+    topology: str | os.PathLike[str] | None = None,
+    host_memory: int | str | None = None,
+) -> list[tuple[Artifact, ExecutionPlan]]:
+    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these. Without a
+    topology file every rank is on a host of its own.
+
+    Raises:
+        InputError: for anything that cannot work.
+        BudgetError: when the budget is too small for a rank; names the smallest that works.
+    """
+    network, optimizer = _prepared(artifact, layers, loss)
+    check_ranked(artifact, network, loss, ranks, dependencies)
+    spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)
+    whole, count = Job(artifact, make_loss(artifact, loss), optimizer, spec), exchanging_layers(network)
+    fabric = None if topology is None else load_fabric(topology, ranks, hardware)
+    budget = budget_bytes(device_memory, partial(whole.plan, network))
+    limit = host_limit(
+        host_memory, spills=False, has_devices=not hardware.staged, device_memory=device_memory, ranks=ranks
+    )
+    bounds = deal(artifact, ranks, lambda: whole.sketch(network), hardware)
+
+    def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
+        share = share_of(artifact, rank, bounds, stages, fabric)
+        job = Job(share, make_loss(share, loss), optimizer, replace(spec, limit=limit))
+        return share, job.plan(network, budget)
+
+    def tried(stages: Stages) -> list[Tried]:
+        joined = over(fabric, hardware)
+        return [try_plan(lambda: share_and_plan(rank, stages)[1], joined) for rank in range(ranks)]  # noqa: B023
+
+    stages = ByLayer(count, 0) if artifact.learns_features else choose_stages(count, dependencies, tried)
+    return [share_and_plan(rank, stages) for rank in range(ranks)]
+
+
+def _prepared(
+    artifact: Artifact,
+    layers: Sequence[Entry],
+    loss: Losses | LinkLoss,
+    optimizer: OptimizerFactory = adam,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Network, torch.optim.Optimizer]:
     artifact.check_bounds()
     modules = as_modules(with_types(layers, artifact))
     fill_widths(modules, artifact, dtype)
-    network = Network(modules.to(dtype=dtype), RowContext())
-    mean_loss, decoder = make_loss(artifact, loss), trained_decoder(loss)
+    network, decoder = Network(modules.to(dtype=dtype), RowContext()), trained_decoder(loss)
     learned = *network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())
-    made = make_optimizer(optimizer, learned)
-    hardware = load_hardware(hardware)
-    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
-    stepping = Stepping(make_rows_optimizer=optimizer)
-    unlimited = RunSpec(
-        strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, stepping=stepping,
-        host_dtype=read_host_dtype(host_dtype),
-    )  # fmt: skip
-    make = partial(plan_network, artifact, network, mean_loss, made)
-    with using(NumbaKernels.of_graph(artifact.size)):
-        budget = budget_bytes(device_memory, partial(make, unlimited))
-        return make(replace(unlimited, limit=limit), budget)
+    return network, make_optimizer(optimizer, learned)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -30,13 +31,12 @@ from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.planner import plan_run
 from hongtu.ranks.group import current
-from hongtu.train.budget import budget_bytes
+from hongtu.train.network_plan import Job
 from hongtu.train.ranked import ALONE
-from hongtu.train.run_spec import RunSpec
 from hongtu.train.runtime import Runtime
-from hongtu.train.settings import check_precision
-from hongtu.train.survey.probe import Correct, probe_workspace
-from hongtu.train.survey.tracing import trace
+from hongtu.train.settings import RunSpec, budget_bytes, check_precision
+from hongtu.train.tracing.probe import Correct
+from hongtu.train.tracing.trace import GraphForm, trace
 
 # exponents of the weighted in-degree D: of the source, of the destination
 NORMALIZE = {"symmetric": (0.5, 0.5), "source": (1.0, 0.0), "destination": (0.0, 1.0), "none": (0.0, 0.0)}
@@ -68,6 +68,27 @@ class _Neighbours(Layer):
         assert statistics_R3 is not None
         scale_R = statistics_R3[:, 0].pow(-exponent)
         return x * scale_R.masked_fill(scale_R == torch.inf, 0).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class _Steps(Job):
+    """Steps over rows of so many columns, and the bytes that each takes beside P y."""
+
+    columns: int
+    beside: int
+
+    def plan(self, network: Network, budget: int | None, correct: Correct | None = None) -> ExecutionPlan:
+        artifact, spec = self.artifact, self.spec
+        traced = trace(network, GraphForm(self.columns, spec.dtype))
+        shape = NetworkShape(
+            features=self.columns, layers=traced.layers, output=traced.output, itemsize=spec.dtype.itemsize,
+            model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self.beside, trains=False,
+        )  # fmt: skip
+        probe = partial(self.probe, network, correct=correct)
+        return plan_run(
+            artifact.topology, artifact.schedule_paper, shape, spec.strategy, budget, probe, spec.hardware,
+            artifact.original_id,
+        )  # fmt: skip
 
 
 @names_known
@@ -114,7 +135,7 @@ class Propagation:
         check_precision(dtype)
         self.columns, self.dtype = columns, dtype
         backend = get_backend(device, self.artifact.size)
-        self._spec = RunSpec(
+        spec = RunSpec(
             strategy=get_strategy(strategy), dtype=dtype, hardware=hardware or backend.hardware, backend=backend
         )
         self._beside = self.artifact.num_vertices * columns * dtype.itemsize  # what a step adds to P y
@@ -122,10 +143,9 @@ class Propagation:
             self.artifact.original_id, torch.zeros((self.artifact.num_vertices, columns), dtype=dtype)
         )
         network = Network(nn.ModuleList([_Neighbours(normalize)]), RowContext())
-        budget = budget_bytes(device_memory, lambda limit: self._plan(network=network, budget=limit, correct=None))
-        self._runtime = Runtime(
-            self.artifact, network, None, self._plan, self._spec, rows=lambda: self._rows, budget=budget
-        )
+        job = _Steps(self.artifact, None, None, spec, columns, self._beside)
+        budget = budget_bytes(device_memory, partial(job.plan, network))
+        self._runtime = Runtime(job, network, rows=lambda: self._rows, budget=budget)
         self._runtime.engine.count_once(self._beside)
         self.record: EpochRecord | None = None
 
@@ -173,20 +193,3 @@ class Propagation:
     def ordered(self, rows: Tensor) -> Tensor:
         """[V, ...] in the artifact's order -> in the original."""
         return self._rows.ordered(rows)
-
-    def _plan(self, *, network: Network, budget: int | None, correct: Correct | None) -> ExecutionPlan:
-        traced = trace(network, self.columns, self.dtype)
-        shape = NetworkShape(
-            features=self.columns, layers=traced.layers, output=traced.output, itemsize=self.dtype.itemsize,
-            model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self._beside, trains=False,
-        )  # fmt: skip
-
-        artifact = self.artifact
-        probe = partial(
-            probe_workspace, network=network, loss=None, vertices=artifact.num_vertices, dtype=self.dtype,
-            correct=correct,
-        )  # fmt: skip
-        return plan_run(
-            artifact.topology, artifact.schedule_paper, shape, self._spec.strategy, budget, probe, self._spec.hardware,
-            artifact.original_id,
-        )  # fmt: skip

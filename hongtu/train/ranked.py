@@ -1,12 +1,12 @@
-"""Training on several ranks: what they cannot do, that all were given the same, and who computes whose rows."""
+"""Training on several ranks: what they cannot do, that all were given the same, who computes whose rows, and where each
+has the rows of others from."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import astuple
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,26 +17,94 @@ from hongtu.graph.artifact import Artifact
 from hongtu.hardware import Hardware
 from hongtu.model.checks import may_draw
 from hongtu.model.embedding import Embedding
-from hongtu.model.link_loss import LinkLoss, link_loss_in
-from hongtu.model.loss_terms import Losses
+from hongtu.model.link_loss import link_loss_in
 from hongtu.model.network import Network
-from hongtu.model.typed import with_types
-from hongtu.model.wiring import Entry, as_modules
-from hongtu.nn.context import RowContext
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.cost.seconds import partition_seconds
+from hongtu.plan.cost.seconds import aggregate_seconds, partition_seconds, predict_seconds, rowwise_seconds
+from hongtu.plan.cost.work import Extent, pass_work
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.ranks.fabric import load_fabric, over
+from hongtu.plan.passes.definition import Pass
 from hongtu.ranks.likeness import checksum, likeness, plain_tensors
-from hongtu.ranks.share import deal_partitions, share_of
-from hongtu.ranks.stages import ByLayer, Stages
+from hongtu.ranks.share import deal_partitions
+from hongtu.ranks.stages import ByLayer, ByVertex, Stages
 from hongtu.ranks.together import Together
-from hongtu.train.budget import budget_bytes
-from hongtu.train.dependencies import DEPENDENCIES, Tried, choose_stages, try_plan
-from hongtu.train.network_plan import plan_network, sketch_network
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import adam, host_limit, make_loss
+
+DEPENDENCIES = ("cache", "comm", "hybrid")
+ROWS = 1000  # whose seconds those of one are taken from
+
+
+class Tried(NamedTuple):
+    """What is predicted of one rank's plan: inf and None where device or host memory is too small."""
+
+    seconds: float
+    choice: ByVertex | None
+
+
+def to_tell(tried: Tried) -> Any:
+    """It, as plain values; ``told`` makes it again."""
+    return tried.seconds, None if tried.choice is None else astuple(tried.choice)
+
+
+def told(tried: Any) -> Tried:
+    """What ``to_tell`` was given."""
+    seconds, choice = tried
+    return Tried(seconds, None if choice is None else ByVertex(*choice))
+
+
+def try_plan(make_plan: Callable[[], ExecutionPlan], hardware: Hardware) -> Tried:
+    """What an epoch is predicted to take, and what its parts would choose."""
+    try:
+        plan = make_plan()
+    except InputError:  # where no choice fits, the last plan is refused for all to see
+        return Tried(inf, None)
+    return Tried(predict_seconds(plan, hardware).total, by_vertex(plan, hardware))
+
+
+def choose_stages(layers: int, dependencies: str, tried: Callable[[Stages], Sequence[Tried]]) -> Stages:
+    """What ranks compute of one another's vertices.
+
+    Args:
+        layers: of the model that exchange rows.
+        dependencies: one of ``DEPENDENCIES``.
+        tried: what is predicted of every rank under a choice; asked for "hybrid" only.
+
+    >>> choose_stages(3, "hybrid", lambda chosen: [Tried(s, None) for s in ((), (4, 5), (3, 3), (2, 9))[chosen.first]])
+    ByLayer(layers=3, first=2)
+    """
+    if dependencies != "hybrid":
+        return ByLayer(layers, layers if dependencies == "cache" else 1)
+    found: dict[Stages, Sequence[Tried]] = {}
+    for chosen in (ByLayer(layers, first) for first in range(layers, 0, -1)):
+        found[chosen] = tried(chosen)
+    choices = [one.choice for of_ranks in found.values() for one in of_ranks if one.choice is not None]
+    if choices and layers > 2:  # else what one layer exchanges costs the same for every vertex
+        found[choices[0]] = tried(choices[0])
+    return min(found, key=lambda chosen: max(one.seconds for one in found[chosen]))
+
+
+def by_vertex(plan: ExecutionPlan, hardware: Hardware) -> ByVertex:
+    """The choice by the seconds that single vertices, in-edges and rows take in an epoch."""
+    layers, topology = plan.shape.graph_layers, plan.topology
+    row, edge = [0.0] * (len(layers) + 1), [0.0] * (len(layers) + 1)
+    fetch = [0.0] * len(layers)
+    sources = int(topology.num_sources.sum()) / max(topology.num_edges, 1)
+    for p in plan.passes.train:
+        stage = sum(p.layer is not None and k <= p.layer for k in layers)
+        alone, read = (_seconds(plan, p, Extent(ROWS, n, int(n * sources)), hardware) for n in (0, ROWS))
+        row[stage] += alone / ROWS
+        edge[stage] += (read - alone) / ROWS
+        if p.layer in layers:
+            names = (p.exchange if p.direction != "backward" else None, p.flush)
+            columns = sum(plan.passes.width[name] for name in names if name is not None)
+            taken = columns * plan.shape.itemsize * (1 / hardware.network_link + 2 / hardware.host_link)
+            fetch[layers.index(p.layer)] += taken
+    return ByVertex(len(layers), tuple(row), tuple(edge), tuple(fetch))
+
+
+def _seconds(plan: ExecutionPlan, p: Pass, extent: Extent, hardware: Hardware) -> float:
+    work = pass_work(plan, p, extent)
+    return aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
+
 
 ALONE = "start one process, without torchrun"
 
@@ -120,7 +188,7 @@ def deal(artifact: Artifact, ranks: int, sketch: Callable[[], ExecutionPlan], ha
     """The first partition of every rank, then their number: by what each is predicted to take for its own vertices.
 
     Args:
-        sketch: as ``sketch_network`` gives it; asked for where there is a choice.
+        sketch: as ``Job.sketch`` gives it; asked for where there is a choice.
 
     Raises:
         InputError: when there are more ranks than partitions.
@@ -129,60 +197,6 @@ def deal(artifact: Artifact, ranks: int, sketch: Callable[[], ExecutionPlan], ha
     if ranks in (1, artifact.topology.partitions):
         return even
     return deal_partitions(artifact, ranks, partition_seconds(sketch(), hardware))
-
-
-def plan_ranks(
-    artifact: Artifact,
-    layers: Sequence[Entry],
-    ranks: int,
-    dependencies: str,
-    *,
-    loss: Losses | LinkLoss,
-    device_memory: int | str | None,
-    strategy: str | Strategy,
-    hardware: Hardware,
-    topology: str | os.PathLike[str] | None = None,
-    host_memory: int | str | None = None,
-) -> list[tuple[Artifact, ExecutionPlan]]:
-    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these. Without a
-    topology file every rank is on a host of its own.
-
-    Raises:
-        InputError: for anything that cannot work.
-        BudgetError: when the budget is too small for a rank; names the smallest that works.
-    """
-    artifact.check_bounds()
-    network = Network(as_modules(with_types(layers, artifact)), RowContext())
-    check_ranked(artifact, network, loss, ranks, dependencies)
-    optimizer = adam(network.modules.parameters())
-    spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)
-    count = exchanging_layers(network)
-    fabric = None if topology is None else load_fabric(topology, ranks, hardware)
-    budget = budget_bytes(
-        device_memory, partial(plan_network, artifact, network, make_loss(artifact, loss), optimizer, spec)
-    )
-
-    limit = host_limit(
-        host_memory, spills=False, has_devices=not hardware.staged, device_memory=device_memory, ranks=ranks
-    )
-    spec = replace(spec, limit=limit)
-
-    def sketch() -> ExecutionPlan:
-        return sketch_network(artifact, network, make_loss(artifact, loss), optimizer, spec)
-
-    bounds = deal(artifact, ranks, sketch, hardware)
-
-    def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
-        share = share_of(artifact, rank, bounds, stages, fabric)
-        of_share = make_loss(share, loss)
-        return share, plan_network(share, network, of_share, optimizer, spec, budget)
-
-    def tried(stages: Stages) -> list[Tried]:
-        joined = over(fabric, hardware)
-        return [try_plan(lambda: share_and_plan(rank, stages)[1], joined) for rank in range(ranks)]  # noqa: B023
-
-    stages = ByLayer(count, 0) if artifact.learns_features else choose_stages(count, dependencies, tried)
-    return [share_and_plan(rank, stages) for rank in range(ranks)]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

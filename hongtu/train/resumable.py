@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,37 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import Modules
 from hongtu.nn.context import RowContext
 from hongtu.ranks.together import Together, called_by_all
-from hongtu.train.loop import Waiting
+from hongtu.train.outputs import SAFETENSORS, read_weights, write_weights
 from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.snapshot import Identity, check_identity, describe_layer, read_snapshot, write_snapshot
-from hongtu.train.weights_file import SAFETENSORS, read_weights, write_weights
+from hongtu.train.settings import RunSpec
+from hongtu.train.snapshot import (
+    Identity,
+    check_identity,
+    describe_layer,
+    described_layers,
+    read_from,
+    read_snapshot,
+    write_snapshot,
+)
 
 THREADS = "threads"  # of the run that a snapshot is of
+
+
+@dataclass
+class Waiting:
+    """The best validation score of the regular evaluations (negative where smaller is better), and how many came since,
+    where there is a patience."""
+
+    best: float = float("-inf")
+    since: int = 0
+
+    def see(self, score: float) -> bool:
+        """Whether this score is the best so far."""
+        better = score > self.best
+        self.best = max(self.best, score)
+        self.since = 0 if better else self.since + 1
+        return better
 
 
 class Resumable:
@@ -136,7 +160,7 @@ class Resumable:
         path = as_path("load_weights: path", path)
         read = read_weights if path.suffix == SAFETENSORS else lambda path: read_snapshot(newest_snapshot(path))
         state, own = self.ranks.first(lambda: read(path)), self._identity()
-        with _of_file(path):
+        with read_from(path):
             if state["identity"]:
                 check_identity(path, state["identity"], {"layers": own["layers"]})
             elif different := _shapes(state["model"]) ^ _shapes(self.model.state_dict()):
@@ -199,7 +223,7 @@ class Resumable:
             }
 
     def _restore(self, path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-        with _of_file(path):
+        with read_from(path):
             check_identity(path, state["identity"], self._identity())
         there, here = state["identity"].get(THREADS), torch.get_num_threads()
         if there not in (None, str(here)) and self._spec.backend.on_host:
@@ -212,7 +236,7 @@ class Resumable:
         if state["history"] is None:
             log = RunDirectory(Path(path).parent)
             state = state | {"history": self.ranks.first(lambda: log.history_of(state))}
-        with _of_file(path), self._whole_or_torn(f"loading {path}"):
+        with read_from(path), self._whole_or_torn(f"loading {path}"):
             self._take(state)
 
     def weights(self) -> dict[str, Any]:
@@ -264,26 +288,6 @@ class Resumable:
             **({"host_dtype": self._spec.host_dtype} if self._spec.host_dtype else {}),
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
-
-
-def described_layers(model: Modules) -> list[str]:
-    """What a snapshot's layers have in common with those that it may be loaded into."""
-    return [
-        describe_layer(layer) if header is None else f"{describe_layer(layer)} {header}"
-        for layer, header in zip(model, model.headers, strict=True)
-    ]
-
-
-@contextmanager
-def _of_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What is raised inside is a file's, whose hash may be right and whose values may be anything."""
-    try:
-        yield
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise InputError(f"{path}: not the state of such a run ({reason}); use another snapshot") from error
 
 
 def _write(path: Path, state: dict[str, Any], format: str) -> None:

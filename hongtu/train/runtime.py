@@ -1,12 +1,17 @@
-"""The engine of a run: planned, planned again where it has to be, run, and freed. Nobody else makes one."""
+"""The engine of a run: planned, planned again where it has to be, run, and freed. Nobody else makes one.
+
+A layer whose memory depends on the data, or a device that has less than it said, shows only where a run fails; there
+layers are measured, and the planner learns by what factor they take more than a probe of them found.
+"""
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,69 +19,96 @@ from torch import nn
 from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory
-from hongtu.graph.artifact import Artifact
 from hongtu.host import available_bytes, check_host
 from hongtu.model.checks import check_default_device
-from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import VertexRows
 from hongtu.model.network import Network
-from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.search.host import needed
 from hongtu.threads import shared_cores
-from hongtu.train.excess import SHARES, Excess
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.survey.probe import Correct, probe_workspace
-from hongtu.train.survey.witness import Witness
+from hongtu.train.network_plan import Job
+from hongtu.train.tracing.guards import Guards
+from hongtu.train.tracing.probe import Correct
+
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.0)
+GROWTH = 1.25  # of what is expected of layers, where they cannot be measured
+
+
+@dataclass(frozen=True)
+class WorkspaceCorrection:
+    """By pass, how many times as much as a probe finds layers take, and how many bytes at most."""
+
+    factor: dict[str, float] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+
+    def likely(self, name: str, probed: int) -> int:
+        """Where it shrinks with the chunks."""
+        return int(self.factor.get(name, 1.0) * probed)
+
+    def part(self, share: float) -> Correct:
+        """Only so much of what is likely."""
+        return lambda name, probed: probed + int(share * (self.likely(name, probed) - probed))
+
+    def surely(self, name: str, probed: int) -> int:
+        """Where it does not."""
+        return max(self.likely(name, probed), probed + self.most.get(name, 0))
+
+    def learned(
+        self,
+        name: str,
+        taken: int,
+        probed: Mapping[str, int],
+        measured: Mapping[str, int] | None,
+        planned: Mapping[str, int],
+    ) -> WorkspaceCorrection:
+        """What is known after a pass failed.
+
+        Args:
+            name: of the pass; taken: bytes that its layers had then.
+            probed, planned: what a probe finds in every pass, and what the plan that failed gave layers there.
+            measured: what layers took in some passes; None: it could not be measured.
+        """
+        found = measured or {name: int(GROWTH * taken)}
+        factor = self.factor | {key: max(1.0, size / max(probed[key], 1)) for key, size in found.items()}
+        # of which the own part shrinks with the chunks, and may not be the peak
+        learned = WorkspaceCorrection(factor, self.most | dict(found))
+        if all(learned.likely(key, probed[key]) <= planned.get(key, 0) for key in found):  # nothing new
+            factor[name] = GROWTH * max(factor[name], self.factor.get(name, 1.0))
+        return learned
+
 
 T = TypeVar("T")
-
-
-class MakePlan(Protocol):
-    """Plans a network's run.
-
-    Args:
-        budget: bytes per device, or None.
-        correct: what layers take in a pass, by its name and what a probe finds; None: what the probe finds.
-    """
-
-    def __call__(self, *, network: Network, budget: int | None, correct: Correct | None) -> ExecutionPlan: ...
 
 
 class Runtime:
     """Holds the engine of a run, and a leaner one from each time on that a device ran out of memory.
 
     Args:
+        job: what is run, which plans it.
         network: the model; planning decides how its layers are run.
-        loss: of its output, or None where nothing is trained.
-        make_plan: plans the run.
         rows: makes or gives features that are on the host and change, where there is room: embeddings, propagated rows.
         budget: bytes per device, or None for what the devices have free.
-        spec: how the run goes.
 
     Raises:
-        InputError: whatever ``make_plan`` refuses.
+        InputError: for whatever cannot be planned.
         BudgetError: when the budget is too small.
     """
 
     def __init__(
         self,
-        artifact: Artifact,
+        job: Job,
         network: Network,
-        loss: MeanLoss | EdgeLoss | None,
-        make_plan: MakePlan,
-        spec: RunSpec,
         *,
         rows: Callable[[], VertexRows] | None,
         budget: int | None,
     ) -> None:
+        artifact, loss, spec = job.artifact, job.loss, job.spec
         self._artifact, self._network, self._on_oom, self._backend = artifact, network, spec.on_oom, spec.backend
-        self._make_plan = _tried(make_plan, spec.backend)
+        self._make_plan = _tried(job.plan, spec.backend)
         self._partitions, self._ranks = artifact.topology.partitions, spec.ranks
-        probe = partial(probe_workspace, loss=loss, vertices=artifact.whole.num_vertices, dtype=spec.dtype)
-        self._probe = _tried(probe, spec.backend)
+        self._probe = _tried(job.probe, spec.backend)
         self._budget = budget
-        self._excess = Excess()
+        self._correction = WorkspaceCorrection()
         self._plan = self._plan_first()
         if rows is not None:
             check_host(needed(self._plan, has_devices=spec.backend.on_host))
@@ -87,7 +119,7 @@ class Runtime:
         self._engine: Engine | None = self._make_engine(self._plan)
         self._whole = True  # else something stopped a run, which may have left anything behind
         self._frozen = self._untrained()
-        self._witness = Witness(network.modules, getattr(loss, "modules", []))
+        self._guards = Guards(network.modules, getattr(loss, "modules", []))
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -122,7 +154,7 @@ class Runtime:
         if not self._whole:
             self._replace_engine(self._plan)
         thawed = any(parameter.requires_grad for parameter in self._frozen)
-        if self._witness.changed() or thawed:  # since it was planned
+        if self._guards.changed() or thawed:  # since it was planned
             self._replace_engine(self._plan_changed())
             self._frozen = self._untrained()  # last: what is stopped before is planned again
         while True:
@@ -137,7 +169,7 @@ class Runtime:
                     raise
                 reason, taken = str(error), getattr(error, "taken", 0)
             finally:
-                self._witness.look()  # now: what people change after an error is a change, too
+                self._guards.renew()  # now: what people change after an error is a change, too
             self._relieve(reason, taken, self._budget)  # out here: the error held the tensors that were too many
 
     # ------------------------------------------------------------------------------------------------------- planning
@@ -161,7 +193,7 @@ class Runtime:
         """A plan for what is trained now; where there is none, the model is again as the engine that runs has it."""
         sides, once, forms = self._network.transform_first, self._network.once_per_vertex, self._network.forms
         try:
-            return self._plan_with(self._excess.part(1))
+            return self._plan_with(self._correction.part(1))
         except BaseException:
             self._network.set_transform_first(sides)
             self._network.set_once_per_vertex(once)
@@ -194,7 +226,7 @@ class Runtime:
         spot = self.engine.spot
         assert spot is not None
         name = spot.pass_name
-        excess = self._learn(name, taken)
+        correction = self._learn(name, taken)
         if self._on_oom == "replan":  # a plan is made in the memory that the engine had
             self._replace_engine(self._plan)
             self._whole = False
@@ -203,14 +235,14 @@ class Runtime:
             f"{reason}, in {spot.module} on chunk {spot.chunk} of pass {name!r}; layers take more than when they were "
             "probed: "
         )
-        enough = self._try_plan(1, excess.surely)
+        enough = self._try_plan(1, correction.surely)
         if self._on_oom == "raise":
             raise DeviceOutOfMemory(
                 f"{found}on_oom='replan' (--on-oom replan) runs the epoch again, planned for that; a device_memory "
                 f"(--device-memory) of {enough} bytes is enough for it, or less where preprocess makes more chunks"
             )
         before = self._plan.topology.chunks
-        correct = self._leaner(budget, excess)
+        correct = self._leaner(budget, correction)
         if correct is None:
             raise DeviceOutOfMemory(
                 f"{found}no groups of chunks are small enough; pass device_memory (--device-memory) of {enough} bytes, "
@@ -220,13 +252,13 @@ class Runtime:
         warnings.warn(
             f"{found}planned again, with {plan.topology.chunks} instead of {before} groups of chunks", stacklevel=4
         )
-        self._excess = excess
+        self._correction = correction
         self._replace_engine(plan)
 
-    def _learn(self, name: str, taken: int) -> Excess:
+    def _learn(self, name: str, taken: int) -> WorkspaceCorrection:
         """What is known of the run's layers, with what they took in the passes around one."""
-        probed, workspace = self._probe(self._plan, self._network), self._plan.workspace
-        return self._excess.learned(name, taken, probed, self._measure(name), workspace)
+        probed, workspace = self._probe(self._network, self._plan), self._plan.workspace
+        return self._correction.learned(name, taken, probed, self._measure(name), workspace)
 
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
@@ -243,11 +275,11 @@ class Runtime:
         finally:
             self._whole = False
 
-    def _leaner(self, budget: int, excess: Excess) -> Correct | None:
+    def _leaner(self, budget: int, correction: WorkspaceCorrection) -> Correct | None:
         """A correction with which a plan fits the budget: what is likely, or the part of it that gives smaller groups
         than now, for they may take less than is likely; None where there are none."""
         for share in SHARES:
-            correct = excess.part(share)
+            correct = correction.part(share)
             plan = self._try_plan(budget, correct)
             if isinstance(plan, ExecutionPlan) and (share == 1 or plan.topology.chunks > self._plan.topology.chunks):
                 return correct

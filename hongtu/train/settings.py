@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
@@ -12,16 +13,21 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hongtu.config import parse_bytes
-from hongtu.errors import InputError, refused_as
+from hongtu.config import BudgetShare, parse_bytes, parse_share
+from hongtu.device.backends import Backend, get_backend
+from hongtu.errors import BudgetError, InputError, refused_as
 from hongtu.graph.artifact import Artifact
+from hongtu.hardware import CPU, Hardware
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.link_loss import LinkLoss
 from hongtu.model.loss_terms import Losses, parts_of, terms_of
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.host import HostLimit
 from hongtu.ranks.share import Share
+from hongtu.ranks.together import Alone, Together
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -190,3 +196,80 @@ def _mean_loss(whole: Artifact, loss: Losses) -> MeanLoss:
         loss, labels=whole.labels, masks=whole.masks, task=whole.task, num_classes=whole.num_classes,
         original_id=whole.original_id,
     )  # fmt: skip
+
+
+def budget_bytes(device_memory: int | str | None, plan: Callable[[int | None], ExecutionPlan]) -> int | None:
+    """Bytes per device, or None for no limit.
+
+    Args:
+        device_memory: bytes, a size such as "2GiB", or a share such as "50%" of what the largest device is likely to
+            hold without a limit; all of it is enough in any case.
+        plan: within so many bytes, or without a limit; only a share asks for it.
+
+    Raises:
+        InputError: for what is none of these.
+    """
+    if isinstance(device_memory, BudgetShare):
+        return device_memory
+    share = parse_share(device_memory)
+    if share is None:
+        return None if device_memory is None else parse_bytes(device_memory)
+    whole = plan(None).likely_bytes
+    if share == 1:
+        try:
+            plan(whole)
+        except BudgetError as refused:  # a bound on what layers take in chunks may be beyond what they take of all
+            whole = refused.smallest
+    return BudgetShare.of(whole, share)
+
+
+ON_OOM = ("raise", "replan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What a Trainer was given for its runs, read and checked.
+
+    Attributes:
+        strategy: which savings may be used.
+        dtype: of rows, parameters and gradients.
+        autocast: dtype that modules compute in, or None.
+        host_dtype: "bfloat16" where the host has values in that, else "".
+        hardware: what the planner compares plans by.
+        make_rows_optimizer: which steps learned rows.
+        clips: gradients are clipped before a step.
+        limit: what the host may hold; None: anything.
+        spill: directory of the file with the rows that the host does not hold, or None.
+        on_oom: "raise", or "replan": run again with smaller groups of chunks where a device's memory is not enough.
+        backend: the devices.
+        ranks: the processes that train together.
+
+    Raises:
+        InputError: for another ``on_oom``, and for what works with no ``host_dtype``.
+    """
+
+    strategy: Strategy
+    dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    host_dtype: str = ""
+    hardware: Hardware = CPU
+    make_rows_optimizer: OptimizerFactory = adam
+    clips: bool = False
+    limit: HostLimit | None = None
+    spill: str | os.PathLike[str] | None = None
+    on_oom: str = "raise"
+    backend: Backend = field(default_factory=lambda: get_backend("cpu"))
+    ranks: Together = field(default_factory=Alone)
+
+    def __post_init__(self) -> None:
+        if self.on_oom not in ON_OOM:
+            raise InputError(f"on_oom {self.on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
+        if not self.host_dtype:
+            return
+        title = f"host_dtype {self.host_dtype!r} (--host-dtype): "
+        if self.dtype != torch.float32:
+            raise InputError(f"{title}rows are narrower than float32, and dtype is {self.dtype}; leave one out")
+        if self.hardware.staged or self.backend.pinned is not None:
+            raise InputError(f"{title}GPUs read the host's rows in float32; use the CPU")
+        if self.ranks.size > 1:
+            raise InputError(f"{title}ranks send each other rows in float32; train in one process")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -16,6 +18,7 @@ import torch
 
 from hongtu.errors import InputError
 from hongtu.files import whole_file
+from hongtu.model.wiring import Modules
 
 FORMAT = "hongtu-snapshot"
 VERSION = 2
@@ -99,6 +102,26 @@ def describe_layer(layer: torch.nn.Module) -> str:
     """
     shapes = [f"{name} {_shape(parameter)}" for name, parameter in layer.named_parameters()]
     return f"{' '.join(_ADDRESS.sub('', repr(layer)).split())} [{', '.join(shapes)}]"
+
+
+def described_layers(model: Modules) -> list[str]:
+    """What a snapshot's layers have in common with those that it may be loaded into."""
+    return [
+        describe_layer(layer) if header is None else f"{describe_layer(layer)} {header}"
+        for layer, header in zip(model, model.headers, strict=True)
+    ]
+
+
+@contextmanager
+def read_from(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What is raised inside is a file's, whose hash may be right and whose values may be anything."""
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InputError(f"{path}: not the state of such a run ({reason}); use another snapshot") from error
 
 
 def _shape(parameter: torch.nn.Parameter) -> str:

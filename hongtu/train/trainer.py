@@ -26,8 +26,7 @@ from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.expression import check_kinds
-from hongtu.model.link_loss import DECODER, LinkLoss, link_loss_in, target_task, trained_decoder
-from hongtu.model.link_scores import link_scores
+from hongtu.model.link_loss import DECODER, LinkLoss, link_loss_in, link_scores, target_task, trained_decoder
 from hongtu.model.loss_terms import Losses, parts_of
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
@@ -44,29 +43,33 @@ from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, called_by_all
 from hongtu.train.anomaly import check_epoch
-from hongtu.train.budget import budget_bytes
-from hongtu.train.dependencies import Tried, choose_stages, to_tell, told, try_plan
 from hongtu.train.evaluators import Evaluation, Metric
-from hongtu.train.inferring import LOSS_OF_VAL, Inferring
-from hongtu.train.loop import FitOptions, Waiting, fit
-from hongtu.train.network_plan import plan_network, sketch_network
+from hongtu.train.inferring import LOSS_OF_VAL
+from hongtu.train.loop import FitOptions, Trainable, fit
+from hongtu.train.network_plan import Job
 from hongtu.train.random_state import deterministic_torch
 from hongtu.train.ranked import (
+    Tried,
     check_ranked,
     check_rows_optimizer,
+    choose_stages,
     clip_gradients,
     deal,
     described,
     exchanging_layers,
     settings_of,
     stepped,
+    to_tell,
+    told,
+    try_plan,
 )
-from hongtu.train.resumable import Resumable
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.runtime import MakePlan, Runtime
+from hongtu.train.resumable import Resumable, Waiting
+from hongtu.train.runtime import Runtime
 from hongtu.train.settings import (
     OptimizerFactory,
+    RunSpec,
     adam,
+    budget_bytes,
     check_plain,
     check_precision,
     check_steps,
@@ -77,11 +80,11 @@ from hongtu.train.settings import (
     read_host_dtype,
     validation_loss,
 )
-from hongtu.train.survey.stepping import Stepped, Stepping, learned_bytes, taken_inside
-from hongtu.train.survey.widths import fill_widths
+from hongtu.train.tracing.shape import fill_widths
+from hongtu.train.tracing.stepping import Stepped, learned_bytes, taken_inside
 
 
-class Trainer(Inferring):
+class Trainer(Trainable):
     """Trains ``layers`` on the whole graph of an artifact: full neighbourhoods, the exact gradient.
 
     Args:
@@ -208,11 +211,9 @@ class Trainer(Inferring):
                 )  # fmt: skip
                 if spill is not None:
                     check_disk(spill, 0, make=True)
-                stepping = Stepping(
-                    make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None
-                )
                 self._spec = RunSpec(
-                    strategy=get_strategy(strategy), dtype=dtype, autocast=autocast, stepping=stepping, limit=limit,
+                    strategy=get_strategy(strategy), dtype=dtype, autocast=autocast, limit=limit,
+                    make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None,
                     hardware=load_hardware(hardware or backend.hardware), spill=spill, on_oom=on_oom, backend=backend,
                     ranks=self.ranks, host_dtype=read_host_dtype(host_dtype),
                 )  # fmt: skip
@@ -243,7 +244,9 @@ class Trainer(Inferring):
                 self._budget = budget_bytes(device_memory, lambda budget: self._plan_whole(loss, budget))
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
-            self._share, self._loss, self._runtime = self._make_runtime(loss)
+            job, self._runtime = self._make_runtime(loss)
+            assert job.loss is not None
+            self._share, self._loss = job.artifact, job.loss
             scored = self._loss if isinstance(self._loss, MeanLoss) else self._loss.beside or self._loss
             self._evaluation.threshold = scored.threshold
             self._validation = None
@@ -260,62 +263,60 @@ class Trainer(Inferring):
             self._copies = False  # gradients before a step
             self._resting: Resting = []
 
+    def _job(self, artifact: Artifact, loss: Losses | LinkLoss, **options: Any) -> Job:
+        """Of the whole graph, or of a rank's share."""
+        return Job(artifact, make_loss(artifact, loss), self.optimizer, replace(self._spec, **options))
+
     def _plan_whole(self, loss: Losses | LinkLoss, budget: int | None) -> ExecutionPlan:
         """Of the whole graph in one process."""
         self.model.cpu()  # where plans are tried
-        spec, whole = replace(self._spec, limit=None), make_loss(self.artifact, loss)
-        with spec.backend.trial():
-            return plan_network(self.artifact, self._network, whole, self.optimizer, spec, budget)
+        job = self._job(self.artifact, loss, limit=None)
+        with self._spec.backend.trial():
+            return job.plan(self._network, budget)
 
     def _sketch(self, loss: Losses | LinkLoss) -> ExecutionPlan:
         """Of the whole graph, by which its partitions are dealt to ranks."""
         self.model.cpu()  # where plans are tried
-        whole = make_loss(self.artifact, loss)
-        return sketch_network(self.artifact, self._network, whole, self.optimizer, self._spec)
+        return self._job(self.artifact, loss).sketch(self._network)
 
-    def _make_runtime(self, loss: Losses | LinkLoss) -> tuple[Artifact, MeanLoss | EdgeLoss, Runtime]:
-        """This rank's share of the artifact, its loss, and what runs them."""
+    def _make_runtime(self, loss: Losses | LinkLoss) -> tuple[Job, Runtime]:
+        """What this rank runs, on its share of the artifact, and what runs it."""
         layers_on_ranks, seed, spec = exchanging_layers(self._network), self._context.seed, self._spec
         bounds = self.ranks.first(
             lambda: deal(self.artifact, self.ranks.size, lambda: self._sketch(loss), self.hardware)
         )
 
-        def share_and_plan(stages: Stages) -> tuple[Artifact, MeanLoss | EdgeLoss, MakePlan]:
-            share = share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric)
-            of_share = make_loss(share, loss)
-            return share, of_share, partial(plan_network, share, loss=of_share, optimizer=self.optimizer, spec=spec)
+        def job_of(stages: Stages) -> Job:
+            return self._job(share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric), loss)
 
         def tried(stages: Stages) -> list[Tried]:
             with self.ranks.agreed():
-                _, _, make_plan = share_and_plan(stages)
+                job = job_of(stages)
                 self.model.cpu()  # where plans are tried
-                own = try_plan(
-                    lambda: make_plan(network=self._network, budget=self._budget, correct=None),
-                    over(self._fabric, self.hardware),
-                )
+                own = try_plan(lambda: job.plan(self._network, self._budget), over(self._fabric, self.hardware))
             return [told(of_rank) for of_rank in self.ranks.gather(to_tell(own))]
 
         stages: Stages = ByLayer(layers_on_ranks, 0)
         if not self.artifact.learns_features:
             stages = choose_stages(layers_on_ranks, self.dependencies if self.ranks.size > 1 else "cache", tried)
         with self.ranks.agreed():
-            share, of_share, make_plan = share_and_plan(stages)
+            job = job_of(stages)
 
             def learned() -> Embedding:
-                make_optimizer = spec.stepping.make_rows_optimizer
-                self.embedding = Embedding(share, make_optimizer, seed, spec.dtype, self.ranks.each)
+                make_optimizer = spec.make_rows_optimizer
+                self.embedding = Embedding(job.artifact, make_optimizer, seed, spec.dtype, self.ranks.each)
                 if self.ranks.size > 1:
                     check_rows_optimizer(self.embedding.optimizer)
                 return self.embedding
 
-            if isinstance(of_share, EdgeLoss):
-                of_share.check_scores(self._link_scores)
+            if isinstance(job.loss, EdgeLoss):
+                job.loss.check_scores(self._link_scores)
             rows = learned if self.artifact.learns_features else None
-            runtime = Runtime(share, self._network, of_share, make_plan, spec, rows=rows, budget=self._budget)
+            runtime = Runtime(job, self._network, rows=rows, budget=self._budget)
         if self.embedding is not None:
             made = self.embedding.optimizer
             self.ranks.check_same({"embedding_optimizer": (type(made).__name__, settings_of(made))})
-        return share, of_share, runtime
+        return job, runtime
 
     def __repr__(self) -> str:
         budget = "no limit" if self._budget is None else size(self._budget)

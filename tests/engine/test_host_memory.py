@@ -15,7 +15,7 @@ import pytest
 import hongtu
 from hongtu.device.cpu import CpuDevice
 from hongtu.engine.executor import Executor
-from hongtu.train.survey import probe
+from hongtu.train.tracing import probe
 from tests import problems, training
 from tests.models import SIX
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 import hongtu
 from hongtu.errors import InputError
-from hongtu.nn.dropout import dropout_key, keep_mask
+from hongtu.nn.dropout import dropout_key
 from hongtu.nn.layer import Layer
 from tests.exact.new_trainer import Nothing, begin_again, entry, halved, interrupt, make, register, resume
+from tests.layer_oracle import keep_mask
 
 if TYPE_CHECKING:
     from tests.exact.harness import Case

@@ -13,8 +13,9 @@ import torch_geometric.nn as pyg
 import hongtu
 from hongtu.errors import InputError
 from hongtu.nn import EdgeDropout, GATConv, SAGEConv, TransformerConv
-from hongtu.nn.dropout import dropout_key, keep_mask
+from hongtu.nn.dropout import dropout_key
 from tests import problems, staged, training
+from tests.layer_oracle import keep_mask
 from tests.problems import EDGE_COLUMNS as P
 from tests.ranks.turns import run_ranks
 

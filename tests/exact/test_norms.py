@@ -17,7 +17,7 @@ from hongtu import nn as hnn
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.errors import InputError
 from hongtu.model.embedding import NAME
-from hongtu.nn.moments import Moments
+from hongtu.nn.whole_graph import Moments
 from hongtu.plan.passes.strategy import Strategy
 from tests import additions, graphs, problems, staged, training
 from tests.models import H, Model

@@ -22,9 +22,9 @@ from hongtu.nn import (
     degree_histogram,
 )
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import dropout_key, keep_mask
+from hongtu.nn.dropout import dropout_key
 from tests.graphs import awkward_graphs, by_destination, hub, loops, weighted
-from tests.layer_oracle import IN, OUT, check, features, run
+from tests.layer_oracle import IN, OUT, check, features, keep_mask, run
 
 pyg = pytest.importorskip("torch_geometric.nn")
 pyg_aggr = pytest.importorskip("torch_geometric.nn.aggr")

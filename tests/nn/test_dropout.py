@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from hongtu.nn import Dropout, Layer
-from hongtu.nn.binding import bind
 from hongtu.nn.block import Rows
 from hongtu.nn.context import RowContext
-from hongtu.nn.dropout import Mask, _apply_mask, _dropout, dropout_key, epoch_key, keep_mask
+from hongtu.nn.dropout import Mask, _apply_mask, _dropout, dropout_key, epoch_key
+from hongtu.nn.layer import bind
+from tests.layer_oracle import keep_mask
 
 
 def bound(p=0.5, seed=0, epoch=0, ids=None, sites=1):

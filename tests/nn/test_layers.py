@@ -8,9 +8,9 @@ import torch
 
 from hongtu.errors import InputError
 from hongtu.nn import CommNetConv, GATConv, GCNConv, GGCNConv, GINConv, Layer, PyGLayer, SAGEConv
-from hongtu.nn.binding import bind
 from hongtu.nn.block import Rows
 from hongtu.nn.context import RowContext
+from hongtu.nn.layer import bind
 from hongtu.nn.layers.normalized import degree_factors
 from tests.graphs import Graph, awkward_graphs, hub, loops, make_blocks, weighted
 from tests.layer_oracle import IN, OUT, check, features, gradients, run

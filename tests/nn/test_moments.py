@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hongtu.nn.moments import Moments
+from hongtu.nn.whole_graph import Moments
 
 
 def gathered(x, *cuts):

@@ -9,7 +9,7 @@ from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.sources import KernelError
 from hongtu.kernels.dispatch import CudaKernels, using
 from hongtu.nn.ops import aggregates
-from hongtu.nn.ops.graph_attention import graph_attention
+from hongtu.nn.ops.attention import graph_attention
 
 INDPTR = torch.tensor([0, 2, 2, 7, 8])
 LOCAL_SOURCE = torch.tensor([1, 0, 2, 2, 0, 1, 2, 1], dtype=torch.int32)

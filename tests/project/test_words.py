@@ -26,6 +26,7 @@ RETIRED = {
             "dgl_graph",
             "typed_trace",
             "typed_cut",
+            "typed_values",
             "typed_hop",
         },
     ),

@@ -15,10 +15,9 @@ import hongtu
 from hongtu.errors import InputError
 from hongtu.hardware import CPU
 from hongtu.ranks.share import deal_partitions
-from hongtu.train.network_plan import sketch_network
+from hongtu.train.network_plan import Job
 from hongtu.train.ranked import deal
-from hongtu.train.run_spec import RunSpec
-from hongtu.train.settings import adam, make_loss
+from hongtu.train.settings import RunSpec, adam, make_loss
 from tests import graphs, problems
 from tests.models import SIX
 from tests.ranks.turns import run_ranks
@@ -70,7 +69,7 @@ def test_a_partition_with_most_of_the_work_has_a_rank_for_itself():
 
     def dealt(hardware):
         spec = RunSpec(strategy=hongtu.Strategy())
-        return deal(artifact, 2, lambda: sketch_network(artifact, network, loss, optimizer, spec), hardware)
+        return deal(artifact, 2, lambda: Job(artifact, loss, optimizer, spec).sketch(network), hardware)
 
     start = artifact.topology.partition_start
     assert start[3] < 100 and dealt(rows) == [0, 3, 4] and dealt(CPU) == [0, 2, 4]

@@ -23,7 +23,7 @@ from hongtu.preprocess.partition import PARTITIONERS
 from hongtu.ranks.receptive import FAR, read_over
 from hongtu.ranks.stages import UNREAD, ByLayer
 from hongtu.train.loop import COMMON
-from hongtu.train.ranked import plan_ranks
+from hongtu.train.planning import plan_ranks
 from tests import problems, training
 from tests.additions import AGGREGATES, CONNECTIONS, NORMS
 from tests.models import SIX, H, Model

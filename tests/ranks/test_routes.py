@@ -23,7 +23,7 @@ from hongtu.ranks.rounds import rounds_of
 from hongtu.ranks.routes import Tree, paces, plan_routes, readers_of
 from hongtu.ranks.share import Share, share_of
 from hongtu.ranks.stages import ByLayer
-from hongtu.train.ranked import plan_ranks
+from hongtu.train.planning import plan_ranks
 from tests import graphs, problems, training
 from tests.models import DEEP, SIX
 from tests.ranks.test_dependencies import SAME, outcome

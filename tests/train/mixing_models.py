@@ -26,9 +26,8 @@ from hongtu.errors import InputError
 from hongtu.model.network import Network
 from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
-from hongtu.plan.passes.shapes import NO_EDGE_DATA
-from hongtu.train.survey.mixing import refuse_mixing
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing.mixing import refuse_mixing
+from hongtu.train.tracing.trace import GraphForm, trace
 
 F = 8  # columns everywhere
 CLASSES = 3
@@ -308,8 +307,8 @@ class Case:
         """Why the model is, or nothing."""
         try:
             network = Network(as_modules(self.layers()).to(self.dtype), RowContext())
-            trace(network, F, self.dtype)
-            refuse_mixing(network, F, self.dtype, NO_EDGE_DATA, weights=False)
+            trace(network, GraphForm(F, self.dtype))
+            refuse_mixing(network, GraphForm(F, self.dtype))
         except InputError as error:
             return str(error)
         return ""

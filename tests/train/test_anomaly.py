@@ -173,7 +173,7 @@ class Infinite(nn.Module):
 
 
 def test_rows_that_are_not_finite_are_no_rows_that_mix():
-    """The survey compares them as they are; the epoch says where the first comes from."""
+    """A trial compares them as they are; the epoch says where the first comes from."""
     layers = [hongtu.nn.GCNConv(6, 4), Infinite(), hongtu.nn.GCNConv(4, 3)]
     trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers)
     with pytest.raises(AnomalyError, match=r"layers\[1\] \(Infinite\) returned is (nan|-?inf)"):

@@ -13,7 +13,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.errors import InputError
 from hongtu.model.checks import check_module
-from hongtu.train import layer_output
+from hongtu.train import inferring
 from hongtu.train.runtime import Runtime
 from tests import problems, trainers
 from tests.faults.memory import Hungry
@@ -177,7 +177,7 @@ def test_the_output_of_a_layer_is_planned_again_where_memory_runs_out(monkeypatc
         return runtime
 
     expected, trainer = hungry().embed(0), hungry(on_oom="replan")
-    monkeypatch.setattr(layer_output, "Runtime", make_runtime)
+    monkeypatch.setattr(inferring, "Runtime", make_runtime)
     with pytest.warns(UserWarning, match="planned again"):
         found = trainer.embed(0)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -11,8 +11,8 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.train.survey import probe, shape
-from hongtu.train.survey.digest import digest_of, treats_rows_alone
+from hongtu.train.tracing import probe, shape
+from hongtu.train.tracing.guards import digest_of, treats_rows_alone
 from tests import problems
 from tests.models import SIX
 

@@ -10,8 +10,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.ranks.together import Alone
-from hongtu.train.evaluators import Evaluation, accuracy, auc, f1, macro_f1
-from hongtu.train.scores import scores
+from hongtu.train.evaluators import Evaluation, accuracy, auc, f1, macro_f1, scores
 from tests import problems
 from tests.training import sgd
 

@@ -19,17 +19,18 @@ from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData
 from hongtu.train import network_plan
-from hongtu.train.survey import shape
-from hongtu.train.survey.mixing import refuse_mixing
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing import shape
+from hongtu.train.tracing.mixing import refuse_mixing
+from hongtu.train.tracing.trace import GraphForm, trace
 from tests import problems
 from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, differs, judged
 
 
 def look(layers: list[Any], features: int = F, edges: EdgeData = NO_EDGE_DATA, weights: bool = False) -> None:
     network = Network(as_modules(layers), RowContext())
-    trace(network, features, torch.float32, edges)
-    refuse_mixing(network, features, torch.float32, edges, weights=weights)
+    form = GraphForm(features, torch.float32, edges, weights)
+    trace(network, form)
+    refuse_mixing(network, form)
 
 
 @pytest.mark.parametrize("first", range(0, 40, 5))

@@ -10,7 +10,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.device import cpu
-from hongtu.train.survey import probe
+from hongtu.train.tracing import probe
 from tests import problems, training
 from tests.additions import ROWS
 

@@ -11,15 +11,16 @@ from hongtu.model.network import Network
 from hongtu.model.wiring import as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
-from hongtu.train.survey.stages import Function, stage_sweeps
-from hongtu.train.survey.tracing import trace
+from hongtu.train.tracing.operations import Function, stage_sweeps
+from hongtu.train.tracing.trace import GraphForm, trace
 
 
 def all_of(*layers: object, features: int = 5) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:
     """Of every stage, of what is combined before it, and of the function of edges before it."""
     network = Network(as_modules(layers), RowContext())
     network.modules.eval()
-    found = stage_sweeps(network, trace(network, features, torch.float32), features, torch.float32)
+    form = GraphForm(features, torch.float32)
+    found = stage_sweeps(network, trace(network, form), form)
     assert not network.modules.training
     return found
 

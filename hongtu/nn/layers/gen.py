@@ -13,7 +13,8 @@ from typing_extensions import Unpack
 
 from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Common, Convolution, Layer, Skip, linear
+from hongtu.nn.convolution import Common, Convolution, linear
+from hongtu.nn.layer import Layer, Skip
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 

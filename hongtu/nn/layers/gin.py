@@ -1,4 +1,4 @@
-"""Graph isomorphism network (Xu et al.), as torch_geometric's GINConv."""
+"""Graph isomorphism networks (Xu et al.; with edge features Hu et al.), as torch_geometric's GINConv and GINEConv."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from hongtu.nn.layer import Common, Convolution, Skip, is_chain, is_plain
+from hongtu.nn.block import Block
+from hongtu.nn.convolution import Common, Convolution, linear
+from hongtu.nn.layer import Skip, is_chain, is_plain
 
 
 class GINConv(Convolution):
@@ -50,3 +52,52 @@ class GINConv(Convolution):
             return self.activate(self.nn(h))
         h = h if self.nn[0].bias is None else h + self.nn[0].bias
         return self.activate(self.nn[1:](h))
+
+
+class GINEConv(GINConv):
+    """h' = nn((1 + eps) h + sum over in-edges of relu(h_s + e)), with e the edge's features, or W e + b.
+
+    Args:
+        nn: module from [R, F] to [R, F'], row by row.
+        eps: initial value.
+        train_eps: make ``eps`` a parameter (otherwise it is a buffer).
+        edge_dim: columns of the edge features, to bring them to F columns by ``lin``; None: they have F.
+        in_channels: F, where ``edge_dim`` is given and nn does not say it (``nn[0].in_features``).
+        activation, input_dropout: see ``Convolution``.
+    """
+
+    reduce = None
+    uses_edge_features = True
+
+    def __init__(
+        self,
+        nn: torch.nn.Module,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        edge_dim: int | None = None,
+        *,
+        in_channels: int | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(nn, eps, train_eps, **common)
+        self.lin = None if edge_dim is None else linear(edge_dim, in_channels or _input_width(nn), bias=True)
+
+    @property
+    def bare_maps(self) -> tuple[torch.nn.Module, ...]:
+        return () if self.lin is None else (self.lin,)
+
+    def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
+        if self.lin is None:
+            message_EF = block.gather(z) + block.edge_features
+        else:  # the bias per vertex, the ReLU in place: rows of edges are what takes time and memory
+            weight, bias = self.lin.weight.t(), self.lin.bias
+            message_EF = torch.addmm(block.gather(z if bias is None else z + bias), block.edge_features, weight)
+        return block.segment_sum(torch.relu_(message_EF))
+
+
+def _input_width(nn: torch.nn.Module) -> int:
+    first = nn[0] if isinstance(nn, torch.nn.Sequential) else nn
+    width = getattr(first, "in_features", getattr(first, "in_channels", None))
+    if width is None:
+        raise ValueError("GINEConv(edge_dim=...): cannot tell the input width of nn; pass in_channels")
+    return width

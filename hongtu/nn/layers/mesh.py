@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as product
 
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Layer, Skip, activation_module, takes_mean
+from hongtu.nn.convolution import Activation, activation_module, takes_mean
+from hongtu.nn.layer import Layer, Skip
 
 
 class MeshBlock(Layer):

@@ -1,4 +1,5 @@
-"""The symmetrically normalised adjacency matrix that several layers multiply with.
+"""The symmetrically normalised adjacency matrix that several layers multiply with, GCNConv and GCN2Conv, as
+torch_geometric's.
 
 Legend: R rows of a row-wise call, F columns.
 """
@@ -6,6 +7,7 @@ Legend: R rows of a row-wise call, F columns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log
 from typing import Any
 
 import torch
@@ -13,8 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import Unpack
 
+from hongtu.graph.paper_edges import PaperEdges
 from hongtu.nn.block import Rows
-from hongtu.nn.layer import Common, Convolution, Skip
+from hongtu.nn.convolution import Common, Convolution, glorot, linear, zeros
+from hongtu.nn.layer import Skip, is_product
 
 
 class NormalizedSum(Convolution):
@@ -123,3 +127,116 @@ def _loop_R1(statistics_R3: Tensor, improved: bool) -> Tensor:
 def _or(x: Tensor, nan: float = torch.nan, posinf: float = torch.inf) -> Tensor:
     """x with other numbers in place of these."""
     return torch.nan_to_num(x, nan=nan, posinf=posinf, neginf=-torch.inf)
+
+
+class GCNConv(NormalizedSum):
+    """h' = D^-1/2 (A + I) D^-1/2 h W^T + b, with D the weighted in-degree, self-loops included.
+
+    Stored self-loops, even repeated ones, count as torch_geometric's ``add_remaining_self_loops`` counts them: the
+    weight of the last replaces the added one. ``improved`` adds 2 I, as documented there; torch_geometric 2.8 adds I
+    on a graph without edge weights.
+
+    Args:
+        in_channels, out_channels: widths of h and h'.
+        improved: add 2 I instead of I.
+        add_self_loops: default: the value of ``normalize``.
+        normalize: without it h' = A h W^T + b.
+        bias: add b.
+        activation, input_dropout: see ``Convolution``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        improved: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        if add_self_loops is None:
+            add_self_loops = normalize
+        if add_self_loops and not normalize:
+            raise ValueError("GCNConv(add_self_loops=True, normalize=False): self-loops need normalize=True")
+        super().__init__(add_self_loops, normalize, improved, **common)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.lin = linear(in_channels, out_channels, bias=False, glorot_weight=True)
+        self.register_parameter("bias", zeros(out_channels, bias))
+
+    @property
+    def can_transform_first(self) -> bool:
+        return is_product(self.lin)
+
+    @property
+    def paper_edges(self) -> PaperEdges | None:
+        if not (self.built_in and is_product(self.lin)):
+            return None
+        added = 2.0 if self.improved else 1.0
+        weighted = not (self.normalize and self.ignores_weights)  # else they are dropped behind
+        return PaperEdges(loops=self.add_self_loops, added=added, normalized=self.normalize, weighted=weighted)
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        x = self.input_dropout(h)
+        if not is_product(self.lin):  # then it and the sum may not change places
+            return self.spread(self.lin(x))
+        return self.spread(self.mapped(x, self.lin.weight) if self.transform_first else x)
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        if self.transform_first or not is_product(self.lin):
+            return self.finish(a, self.bias)
+        return self.activate(torch.nn.functional.linear(a, self.lin.weight, self.bias), fresh=True)
+
+
+class GCN2Conv(NormalizedSum):
+    """h' = ((1 - alpha) P h + alpha x_0) ((1 - beta) I + beta W_1), with P GCNConv's D^-1/2 (A + I) D^-1/2.
+
+    Takes two values: ``(GCN2Conv(64, 0.1, 0.5, layer=1), "x, x0 -> x")``.
+
+    Args:
+        channels: width of h, x_0 and h'.
+        alpha: share of x_0.
+        theta, layer: beta = log(theta / layer + 1); both or neither, then beta = 1.
+        shared_weights: else x_0 has a matrix of its own, W_2 (GCNII*).
+        normalize: without it P = A, without self-loops.
+        add_self_loops: without them P = D^-1/2 A D^-1/2.
+        activation, input_dropout: see ``Convolution``; dropout of h, not of x_0.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        alpha: float,
+        theta: float | None = None,
+        layer: int | None = None,
+        shared_weights: bool = True,
+        *,
+        add_self_loops: bool = True,
+        normalize: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(add_self_loops and normalize, normalize, **common)
+        if (theta is None) != (layer is None):
+            raise ValueError(f"GCN2Conv(theta={theta}, layer={layer}): give both or neither")
+        self.channels, self.alpha = channels, alpha
+        self.beta = 1.0 if theta is None or layer is None else log(theta / layer + 1)
+        self.weight1 = torch.nn.Parameter(torch.empty(channels, channels))
+        self.register_parameter(
+            "weight2", None if shared_weights else torch.nn.Parameter(torch.empty(channels, channels))
+        )
+        for weight in self.parameters():
+            glorot(weight)
+
+    def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
+        return self.spread(self.input_dropout(h))
+
+    def update(self, a: Tensor, s: Skip, x_0: Tensor) -> Tensor:  # type: ignore[override]
+        if self.weight2 is None:
+            h = self._map(torch.lerp(a, x_0, self.alpha), self.weight1)
+        else:
+            h = self._map((1 - self.alpha) * a, self.weight1) + self._map(self.alpha * x_0, self.weight2)
+        return self.activate(h, fresh=True)
+
+    def _map(self, h: Tensor, weight: Tensor) -> Tensor:
+        return torch.addmm(h, h, weight, beta=1 - self.beta, alpha=self.beta)

@@ -15,7 +15,8 @@ from typing_extensions import Unpack
 from hongtu.graph.topology import Topology
 from hongtu.nn.aggr import DegreeScaler
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Activation, Common, Convolution, Skip, activation_module, is_chain, linear
+from hongtu.nn.convolution import Activation, Common, Convolution, activation_module, linear
+from hongtu.nn.layer import Skip, is_chain
 
 _SHIFTED = ("sum", "add", "mean", "max", "min")
 _UNSHIFTED = ("var", "std")

@@ -15,7 +15,8 @@ from typing_extensions import Unpack
 
 from hongtu.graph.degrees import largest_in_laplacian
 from hongtu.graph.topology import Topology
-from hongtu.nn.layer import Common, Layer, Skip, glorot, linear, zeros
+from hongtu.nn.convolution import Common, glorot, linear, zeros
+from hongtu.nn.layer import Layer, Skip
 from hongtu.nn.layers.normalized import NormalizedSum
 
 

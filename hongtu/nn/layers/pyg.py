@@ -15,18 +15,10 @@ from hongtu.errors import InputError, names_known
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
-_EQUIVALENT = {
-    "GCNConv": "hongtu.nn.GCNConv",
-    "GCN2Conv": "hongtu.nn.GCN2Conv",
-    "GATConv": "hongtu.nn.GATConv",
-    "SAGEConv": "hongtu.nn.SAGEConv",
-    "GINConv": "hongtu.nn.GINConv",
-    "ResGatedGraphConv": "hongtu.nn.GGCNConv",
-    "SGConv": "hongtu.nn.SGConv",
-    "APPNP": "hongtu.nn.APPNP",
-    "ChebConv": "hongtu.nn.ChebConv",
-    "PNAConv": "hongtu.nn.PNAConv",
-}
+_OURS = (
+    "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv",
+    "PNAConv",
+)  # fmt: skip
 
 
 @names_known
@@ -162,7 +154,7 @@ class PyGLayer(Layer):
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             whole = conv(x, torch.stack([source, destination]), **options)
             part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})
-        if self.updates_edges:  # those of own edges follow from own rows, or the survey finds out
+        if self.updates_edges:  # those of own edges follow from own rows, or a trial run finds out
             whole, part = whole[0], part[0]
         if not torch.allclose(whole[:3], part[:3], rtol=1e-4, atol=1e-5):
             raise InputError(
@@ -173,7 +165,8 @@ class PyGLayer(Layer):
 
 
 def _remedy(name: str) -> str:
-    return f"use {_EQUIVALENT[name]}" if name in _EQUIVALENT else "write it as a hongtu.nn.Layer"
+    ours = "GGCNConv" if name == "ResGatedGraphConv" else name
+    return f"use hongtu.nn.{ours}" if name in _OURS else "write it as a hongtu.nn.Layer"
 
 
 def check_convolution(conv: torch.nn.Module, *, updates_edges: bool = False) -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from hongtu.nn.convolution import Activation, Common, Convolution, activation_module, glorot
 from hongtu.nn.dropout import Dropout
-from hongtu.nn.layer import Activation, Common, Convolution, Layer, Skip, activation_module, glorot
+from hongtu.nn.layer import Layer, Skip
 from hongtu.nn.layers.normalized import NormalizedSum
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hongtu.nn.layer import Activation, Layer, Skip, is_plain, linear
+from hongtu.nn.convolution import Activation, linear
+from hongtu.nn.layer import Layer, Skip, is_plain
 from hongtu.nn.layers.normalized import NormalizedSum
 
 

@@ -8,6 +8,8 @@ gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -23,22 +25,25 @@ def _weights(weight: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if weight is None else plain(weight.to(like.dtype))
 
 
-class _Aggregate(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """Rows [so many, F] that a kernel makes of others, linearly; another makes the gradient of these of theirs.
+
+    ``run`` and ``transpose`` get the kernels of the rows' device, the rows, and where the result goes.
+    """
+
     @staticmethod
-    def forward(ctx, rows_CF, indptr, local_source, slot_of_source, weight, mean):
-        out_DF = new_rows(rows_CF, len(indptr) - 1, rows_CF.shape[1])
-        slots, weights = _slots(slot_of_source, rows_CF), _weights(weight, rows_CF)
-        ctx.graph = (plain(indptr), plain(local_source), slots, weights, mean)
-        ctx.num_rows = len(rows_CF)
-        kernels_for(rows_CF).csc_aggregate(*ctx.graph, plain_rows(rows_CF), out_DF)
-        return out_DF
+    def forward(ctx, x, num_rows, run, transpose, adds):
+        ctx.given, ctx.transpose, ctx.adds = len(x), transpose, adds
+        out = new_rows(x, num_rows, x.shape[1])
+        run(kernels_for(x), plain_rows(x), out)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_DF):
-        out_CF = new_rows(grad_DF, ctx.num_rows, grad_DF.shape[1], zero=True)
-        kernels_for(grad_DF).csc_aggregate_transpose(*ctx.graph, plain_rows(grad_DF), out_CF)
-        return out_CF, None, None, None, None, None
+    def backward(ctx, grad):
+        out = new_rows(grad, ctx.given, grad.shape[1], zero=ctx.adds)
+        ctx.transpose(kernels_for(grad), plain_rows(grad), out)
+        return out, None, None, None, None
 
 
 def aggregate(
@@ -50,70 +55,46 @@ def aggregate(
     mean: bool = False,
 ) -> Tensor:
     """[D, F]: the (weighted) sum, or the mean over the in-edge count, of the source rows of each destination."""
-    return _Aggregate.apply(rows_CF, indptr, local_source, slot_of_source, weight, mean)
-
-
-class _SegmentSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_EF, indptr):
-        ctx.indptr, ctx.num_edges = plain(indptr), len(x_EF)
-        out_DF = new_rows(x_EF, len(indptr) - 1, x_EF.shape[1])
-        kernels_for(x_EF).segment_sum(ctx.indptr, plain_rows(x_EF), out_DF)
-        return out_DF
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_DF):
-        out_EF = new_rows(grad_DF, ctx.num_edges, grad_DF.shape[1])
-        kernels_for(grad_DF).expand_rows(ctx.indptr, plain_rows(grad_DF), out_EF)
-        return out_EF, None
+    slots, weights = _slots(slot_of_source, rows_CF), _weights(weight, rows_CF)
+    graph = plain(indptr), plain(local_source), slots, weights, mean
+    return _Linear.apply(
+        rows_CF,
+        len(indptr) - 1,
+        lambda kernels, rows, out: kernels.csc_aggregate(*graph, rows, out),
+        lambda kernels, grad, out: kernels.csc_aggregate_transpose(*graph, grad, out),
+        True,
+    )
 
 
 def segment_sum(x_EF: Tensor, indptr: Tensor) -> Tensor:
     """[D, F]: the sum of the edge rows of each destination."""
-    return _SegmentSum.apply(x_EF, indptr)
-
-
-class _DestinationGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_DF, indptr, num_edges):
-        ctx.indptr = plain(indptr)
-        out_EF = new_rows(x_DF, num_edges, x_DF.shape[1])
-        kernels_for(x_DF).expand_rows(ctx.indptr, plain_rows(x_DF), out_EF)
-        return out_EF
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_EF):
-        out_DF = new_rows(grad_EF, len(ctx.indptr) - 1, grad_EF.shape[1])
-        kernels_for(grad_EF).segment_sum(ctx.indptr, plain_rows(grad_EF), out_DF)
-        return out_DF, None, None
+    return _Linear.apply(x_EF, len(indptr) - 1, *_between_edges_and_destinations(indptr), False)
 
 
 def destination_gather(x_DF: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     """[E, F]: the row of each edge's destination."""
-    return _DestinationGather.apply(x_DF, indptr, num_edges)
+    return _Linear.apply(x_DF, num_edges, *reversed(_between_edges_and_destinations(indptr)), False)
 
 
-class _EdgeGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_SF, local_source):
-        ctx.local_source, ctx.num_rows = plain(local_source), len(x_SF)
-        out_EF = new_rows(x_SF, len(local_source), x_SF.shape[1])
-        kernels_for(x_SF).gather_rows(plain_rows(x_SF), ctx.local_source, out_EF)
-        return out_EF
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_EF):
-        out_SF = new_rows(grad_EF, ctx.num_rows, grad_EF.shape[1], zero=True)
-        kernels_for(grad_EF).scatter_add_edges(ctx.local_source, plain_rows(grad_EF), out_SF)
-        return out_SF, None
+def _between_edges_and_destinations(indptr: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The kernel that adds up rows of edges, and the one that repeats those of destinations."""
+    starts = plain(indptr)
+    return (
+        lambda kernels, rows, out: kernels.segment_sum(starts, rows, out),
+        lambda kernels, rows, out: kernels.expand_rows(starts, rows, out),
+    )
 
 
 def edge_gather(x_SF: Tensor, local_source: Tensor) -> Tensor:
     """[E, F]: the row of each edge's source."""
-    return _EdgeGather.apply(x_SF, local_source)
+    places = plain(local_source)
+    return _Linear.apply(
+        x_SF,
+        len(places),
+        lambda kernels, rows, out: kernels.gather_rows(rows, places, out),
+        lambda kernels, grad, out: kernels.scatter_add_edges(places, grad, out),
+        True,
+    )
 
 
 class _Apart(torch.autograd.Function):

@@ -13,20 +13,9 @@ from hongtu.device.layer_memory import WorkspaceTracker
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import times_written
 from hongtu.model.embedding import state_bytes
-from hongtu.train.settings import OptimizerFactory, adam
+from hongtu.train.settings import OptimizerFactory
 
 STEPS = 8  # of a few rows: some optimizers do other things in their first ones
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stepping:
-    """What is done with gradients: clipped or not, and those of learned rows by which optimizer."""
-
-    make_rows_optimizer: OptimizerFactory = adam
-    clips: bool = False
-
-
-PLAINLY = Stepping()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +35,24 @@ class Traced:
     output: int
 
 
-def trace(
-    network: Network,
-    features: int,
-    dtype: torch.dtype,
-    edges: EdgeData = NO_EDGE_DATA,
-) -> Traced:
-    """Learn the widths of a model, and tell it which tensors are stored once.
+class GraphForm(NamedTuple):
+    """What a graph gives a model, but for its numbers.
 
-    Args:
-        features: columns of the graph's.
-        edges: what lies beside its edges.
+    Attributes:
+        features: columns.
+        dtype: of what the model computes with.
+        edges: what lies beside edges.
+        weights: edges have some.
+    """
+
+    features: int
+    dtype: torch.dtype
+    edges: EdgeData = NO_EDGE_DATA
+    weights: bool = False
+
+
+def trace(network: Network, form: GraphForm) -> Traced:
+    """Learn the widths of a model, and tell it which tensors are stored once.
 
     Raises:
         InputError: when a module does not accept what the one before it gives, or cannot be exact chunk by chunk.
@@ -53,16 +61,16 @@ def trace(
         norm.forget()
     network.forms = Forms([None] * len(network.layers))
     with (
-        failures_named(network, features, edges),
+        failures_named(network, form),
         modes_kept(network.modules),
         torch.no_grad(),
         torch.random.fork_rng(devices=[]),
         network.without_autocast(),
     ):
         versions = _buffer_versions(network)
-        found = _run(network, features, dtype, edges, training=False)
+        found = _run(network, form, training=False)
         with torch.enable_grad():  # to see what depends on a parameter that is trained
-            trained = _run(network, features, dtype, edges, training=True)
+            trained = _run(network, form, training=True)
         _check_buffers(network, versions)
     merged = _common(found, trained)
     network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
@@ -71,7 +79,7 @@ def trace(
 
 
 @contextmanager
-def failures_named(network: Network, features: int, edges: EdgeData) -> Iterator[None]:
+def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
     """Inside, what torch does not take is the fault of the module that was called last.
 
     Raises:
@@ -83,15 +91,15 @@ def failures_named(network: Network, features: int, edges: EdgeData) -> Iterator
         raise
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         text = " ".join(str(error).split())[:200]
-        of_edges = f", those of edges {edges.features}" if edges.features else ""
+        of_edges = f", those of edges {form.edges.features}" if form.edges.features else ""
         raise InputError(
             f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
-            f"{features}{of_edges}): {text}; it must take any number of rows, keep them "
+            f"{form.features}{of_edges}): {text}; it must take any number of rows, keep them "
             "in the first dimension, and its input width must be that of the output before it"
         ) from error
 
 
-def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA) -> int:
+def constant_layers(network: Network, form: GraphForm) -> int:
     """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
     aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
     if any(is_random(module) or drops(module) for module in _around_input(network)):
@@ -99,7 +107,7 @@ def constant_layers(network: Network, features: int, dtype: torch.dtype, edges: 
     if any(_has_buffers(module) or is_altered(module) for _, module in network.row_modules[0]):
         return 0
     with modes_kept(network.modules), _differentiated(network):
-        found = _run(network, features, dtype, edges, training=network.modules.training)
+        found = _run(network, form, training=network.modules.training)
     for index, shape in enumerate(found.layers):
         changes = index > 0 and any(_changes(module) for module in _around_stage(network, index))
         trained = shape.trained or any(value.trained for value in found.values if value.stage == index)
@@ -144,10 +152,10 @@ def _differentiated(network: Network) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *, training: bool) -> Traced:
+def _run(network: Network, form: GraphForm, *, training: bool) -> Traced:
     network.modules.train(training)
-    block = toy_block(dtype)
-    h = torch.sin(torch.arange(2 * features, dtype=dtype)).reshape(2, features)
+    block = toy_block(form.dtype)
+    h = torch.sin(torch.arange(2 * form.features, dtype=form.dtype)).reshape(2, form.features)
     known = {-1: h}
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
@@ -168,7 +176,7 @@ def _run(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *
         return z, parts
 
     for index, layer in enumerate(network.layers):
-        block = with_edge_data(block, network, index, edges)
+        block = with_edge_data(block, network, index, form.edges)
         z, s = run_stage(index)
         taken = network.edge_states(index)
         a, *given = network.aggregate(index, block, z, s, tuple(states[of] for of in taken))

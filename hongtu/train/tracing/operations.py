@@ -1,8 +1,9 @@
-"""What row-wise stages read and write beside their dense products: every operation is seen once, on a few rows."""
+"""What row-wise stages and functions of edges read and write beside dense products: every kernel and operation is seen
+once, on a few rows or on a small block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -11,13 +12,119 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from hongtu.kernels.dispatch import watching
 from hongtu.kernels.torch_private import Operations, memory_id, storage_id
 from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
-from hongtu.nn.block import Rows
-from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData, EdgeSweeps, Sweeps
-from hongtu.train.survey.edges import DESTINATIONS, EDGES, SOURCES, edge_sweeps, tensors_in
-from hongtu.train.survey.tracing import Traced, toy_block, with_edge_data
+from hongtu.nn.block import Block, Rows
+from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
+from hongtu.train.tracing.trace import GraphForm, Traced, toy_block, with_edge_data
+
+DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be
+EXPONENTIALS = {  # kernels that take them, and which argument has a column for each
+    "gated_sum": 2,
+    "gated_sum_key_gradient": 2,
+    "gated_sum_transpose": 2,
+    "segment_softmax": 1,
+    "csc_softmax_sum": 3,
+    "csc_softmax_sum_transpose": 3,
+    "csc_softmax_sum_t_gradient": 3,
+}
+
+aten = torch.ops.aten
+UNSEEN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}  # which touch nothing
+
+Aggregate = Callable[[Block, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], list[Tensor]]
+
+
+class _OnEdges(Operations):
+    """Counts what operations and kernels take and give."""
+
+    def __init__(self, itemsize: int) -> None:
+        super().__init__()
+        self._itemsize, self._columns = itemsize, dict.fromkeys((DESTINATIONS, SOURCES, EDGES), 0.0)
+        self._calls = self._walks = self._rows = self._exponentials = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._calls += 1
+        if not func.is_view and func not in UNSEEN:
+            self._add(*args, *(kwargs or {}).values(), out)
+        return out
+
+    def kernel(self, name: str, args: tuple[Any, ...]) -> None:
+        """One of :mod:`hongtu.kernels.dispatch` runs: it finds the rows of sources edge by edge, all else in order."""
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if EDGES not in map(len, tensors):
+            return self._add(*tensors)
+        found = [x for x in tensors if len(x) == SOURCES and x.ndim == 2]
+        self._walks += bool(found)
+        self._rows += sum(x.shape[1] for x in (*found, *(x for x in found if x is tensors[-1])))  # which it adds to
+        self._add(*(x for x in tensors if len(x) != SOURCES))
+        if name in EXPONENTIALS:
+            self._exponentials += args[EXPONENTIALS[name]].shape[1]
+
+    def counted(self) -> EdgeSweeps:
+        return EdgeSweeps(
+            walks=self._walks,
+            rows=self._rows,
+            exponentials=self._exponentials,
+            calls=self._calls,
+            destinations=self._columns[DESTINATIONS],
+            sources=self._columns[SOURCES],
+            edges=self._columns[EDGES],
+        )
+
+    def _add(self, *values: Any) -> None:
+        for x in tensors_in(values):
+            if x.ndim > 0 and len(x) in self._columns:
+                self._columns[len(x)] += x.numel() // len(x) * x.element_size() / self._itemsize
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among what operations take and give, in lists and tuples, too."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from tensors_in(value)
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def edge_sweeps(
+    aggregate: Aggregate,
+    block: Block,
+    columns: int,
+    own: tuple[tuple[int, ...], tuple[int, ...]],
+    parameters: tuple[Tensor, ...],
+) -> tuple[EdgeSweeps, EdgeSweeps]:
+    """What an aggregate does forward, and for its gradients.
+
+    Args:
+        block: with ``DESTINATIONS``, ``SOURCES`` and ``EDGES``, and what the layer reads beside edges.
+        columns: of the sources' rows.
+        own: columns of the destinations' rows, and of the states of edges.
+        parameters: of the model.
+    """
+    assert block.rows.statistics is not None
+    dtype = block.rows.statistics.dtype
+    z = torch.ones((SOURCES, columns), dtype=dtype, requires_grad=True)
+    s, e = (
+        tuple(torch.ones((rows, width), dtype=dtype, requires_grad=True) for width in widths)
+        for rows, widths in zip((DESTINATIONS, EDGES), own, strict=True)
+    )
+    forward, backward = _OnEdges(dtype.itemsize), _OnEdges(dtype.itemsize)
+    try:
+        with torch.enable_grad(), watching(forward.kernel), forward:
+            outs = [out for out in aggregate(block, z, s, e) if out.requires_grad]
+        wanted = (z, *s, *e, *(p for p in parameters if p.requires_grad))
+        with watching(backward.kernel), backward:
+            torch.autograd.grad(outs, wanted, [torch.ones_like(out) for out in outs], allow_unused=True)
+    except Exception:  # this graph may not be one that it expects; an estimate refuses nothing, and takes it for a sum
+        return EdgeSweeps(walks=1, rows=columns), EdgeSweeps(walks=1, rows=2 * columns)
+    return forward.counted(), backward.counted()
+
 
 ROWS = 11  # a number that no width of a model should be
 aten = torch.ops.aten
@@ -27,7 +134,7 @@ Function = tuple[EdgeSweeps, EdgeSweeps]  # forward, and for its gradients
 Outputs = tuple[Tensor, tuple[Tensor, ...], dict[int, Tensor]]  # z, s, and values by the numbers of their modules
 
 
-class _Seen(Operations):
+class _OnRows(Operations):
     """Counts operations, and the columns of the rows that they take and give."""
 
     def __init__(self) -> None:
@@ -49,20 +156,17 @@ class _Seen(Operations):
         self.columns += sum(x[0].numel() for x in tensors_in(values) if x.ndim > 1 and len(x) == ROWS)
 
 
-def stage_sweeps(
-    network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData = NO_EDGE_DATA
-) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:
+def stage_sweeps(network: Network, traced: Traced, form: GraphForm) -> tuple[tuple[Sweeps, Sweeps, Function], ...]:
     """Per stage of a network that was traced, what its operations do in training; of the aggregate before it what is
     combined with the engine's own sum, and what a function of edges does."""
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]):
         network.modules.train()
-        return tuple(_sweeps(network, traced, features, dtype, edges))
+        return tuple(_sweeps(network, traced, form))
 
 
-def _sweeps(
-    network: Network, traced: Traced, features: int, dtype: torch.dtype, edges: EdgeData
-) -> Iterator[tuple[Sweeps, Sweeps, Function]]:
-    h = torch.ones((ROWS, features), dtype=dtype)
+def _sweeps(network: Network, traced: Traced, form: GraphForm) -> Iterator[tuple[Sweeps, Sweeps, Function]]:
+    dtype = form.dtype
+    h = torch.ones((ROWS, form.features), dtype=dtype)
     known = {-1: h}
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
@@ -84,7 +188,7 @@ def _sweeps(
             layer, combine, function = traced.layers[index], Sweeps(), (EdgeSweeps(), EdgeSweeps())
             if layer.reduce is None and not layer.norm:
                 small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
-                edge_block = with_edge_data(small, network, index, edges)
+                edge_block = with_edge_data(small, network, index, form.edges)
                 widths = tuple(part.shape[1] for part in s)
                 columns = {state.number: state.columns for each in traced.layers for state in each.gives}
                 states = tuple(columns[number] for number in layer.states)
@@ -133,7 +237,7 @@ def _watched(
             saved[memory_id(storage)] = storage.nbytes() // x.element_size() // ROWS
         return x
 
-    forward, backward = _Seen(), _Seen()
+    forward, backward = _OnRows(), _OnRows()
     hooks = saved_tensors_hooks(save, lambda x: x) if saving else nullcontext()
     with torch.enable_grad(), hooks, forward:
         z, s, values = call(*own)
@@ -151,7 +255,7 @@ def _watched(
     return counted, (z, s, values)
 
 
-def _differentiate(outputs: list[Tensor], inputs: list[Tensor], seen: _Seen) -> None:
+def _differentiate(outputs: list[Tensor], inputs: list[Tensor], seen: _OnRows) -> None:
     outs = list({id(out): out for out in outputs if out.requires_grad}.values())
     wanted = [x for x in inputs if x.requires_grad]
     if outs and wanted:

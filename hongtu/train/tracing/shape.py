@@ -1,4 +1,5 @@
-"""What the planner knows of a model: layers with their widths, what stages compute, and bytes beside vertex rows."""
+"""What the planner knows of a model: layers with their widths, learned where they are not given, what stages compute,
+and bytes beside vertex rows."""
 
 from __future__ import annotations
 
@@ -16,14 +17,18 @@ from hongtu.kernels.dispatch import kernels_key
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
+from hongtu.model.wiring import INPUT, Modules, resolve
+from hongtu.nn.context import RowContext
+from hongtu.nn.convolution import LazyLayer
 from hongtu.nn.dropout import key_bytes
+from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
-from hongtu.train.survey.digest import digest_of, treats_rows_alone
-from hongtu.train.survey.mixing import refuse_mixing
-from hongtu.train.survey.stages import Function, stage_sweeps
-from hongtu.train.survey.stepping import step_model
-from hongtu.train.survey.tracing import Traced, constant_layers, failures_named, trace
+from hongtu.train.tracing.guards import digest_of, remembered, treats_rows_alone
+from hongtu.train.tracing.mixing import refuse_mixing
+from hongtu.train.tracing.operations import Function, stage_sweeps
+from hongtu.train.tracing.stepping import step_model
+from hongtu.train.tracing.trace import GraphForm, Traced, constant_layers, failures_named, trace
 
 
 class _Shown(NamedTuple):
@@ -36,7 +41,6 @@ class _Shown(NamedTuple):
 
 
 _were_shown: dict[Hashable, _Shown] = {}
-_keep_rows_apart: set[Hashable] = set()
 
 
 def network_shape(
@@ -46,17 +50,17 @@ def network_shape(
     optimizer: torch.optim.Optimizer,
     dtype: torch.dtype,
     *,
-    looks: bool = True,
+    checks_rows: bool = True,
     clips: bool = False,
 ) -> NetworkShape:
     """All that plans depend on, found by running the model on a few rows; lazy parameters get their shapes.
 
     Args:
-        looks: refuse a model that mixes rows, which the sides of linear maps have no part in.
+        checks_rows: refuse a model that mixes rows, which the sides of linear maps have no part in.
         clips: gradients are changed before they are stepped by, or may be.
     """
-    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
-    shown = _shown(network, artifact, dtype, edges, looks)
+    form = _form_of(artifact, dtype)
+    shown = _shown(network, form, checks_rows)
     traced = shown.traced
     network.check_vertices(artifact.whole.num_vertices)
     layers, stepped = traced.layers, step_model(optimizer)
@@ -79,7 +83,7 @@ def network_shape(
         copies_gradients=copies,
         label_bytes=loss.label_bytes,
         autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
-        edges=edges,
+        edges=form.edges,
         edge_loss=isinstance(loss, EdgeLoss),
         loss_bytes=loss.predicted_bytes,
         rows_bytes=artifact.held_bytes,
@@ -94,29 +98,29 @@ def network_shape(
     )
 
 
-def _shown(network: Network, artifact: Artifact, dtype: torch.dtype, edges: EdgeData, looks: bool) -> _Shown:
+def _form_of(artifact: Artifact, dtype: torch.dtype) -> GraphForm:
+    edges = EdgeData(artifact.edge_feature_width, artifact.num_edge_types)
+    return GraphForm(artifact.feature_width, dtype, edges, artifact.topology.edge_weight is not None)
+
+
+def _shown(network: Network, form: GraphForm, checks_rows: bool) -> _Shown:
     """What a model shows on a few rows. One of known classes is run once in a process."""
-    model, features = digest_of(network.modules), artifact.feature_width
-    key = model, features, dtype, edges, kernels_key()
-    of_sides = key, network.transform_first, network.once_per_vertex, network.autocast
-    known = _were_shown.get(of_sides)
-    if known is None:
-        traced = trace(network, features, dtype, edges)
-        forms = network.forms
-    network.forms = copy.deepcopy(forms if known is None else known.forms)
-    if looks and not treats_rows_alone(network.modules, model):
-        weights = artifact.topology.edge_weight is not None
-        if (key, weights) not in _keep_rows_apart:
-            with failures_named(network, features, edges):
-                refuse_mixing(network, features, dtype, edges, weights=weights)
-            if model is not None:
-                _keep_rows_apart.add((key, weights))
-    if known is None:
-        constant = constant_layers(network, features, dtype, edges)
-        known = _Shown(traced, forms, constant, stage_sweeps(network, traced, features, dtype, edges))
-        if model is not None:
-            _were_shown[of_sides] = known
-    return known
+    model = digest_of(network.modules)
+
+    def run() -> _Shown:
+        traced = trace(network, form)
+        forms = copy.deepcopy(network.forms)
+        if checks_rows and not treats_rows_alone(network.modules, model):
+            with failures_named(network, form):
+                refuse_mixing(network, form)
+        constant = constant_layers(network, form)
+        return _Shown(traced, forms, constant, stage_sweeps(network, traced, form))
+
+    of_sides = network.transform_first, network.once_per_vertex, network.autocast
+    key = None if model is None else (model, form, kernels_key(), of_sides)
+    shown = remembered(_were_shown, key, run)
+    network.forms = copy.deepcopy(shown.forms)
+    return shown
 
 
 def check_edge_data(artifact: Artifact, network: Network) -> None:
@@ -209,3 +213,38 @@ def _model_bytes(model: nn.Module, gradients: int) -> int:
 def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
     """Bytes of the normalisations' statistics on a device."""
     return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
+
+
+class _End(Layer):
+    """A graph layer that keeps columns as they are."""
+
+    reduce = "sum"
+
+
+def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> None:
+    """Make the layers that do not know how many columns they are given, in their order: the artifact's features, or
+    what the layer before gives.
+
+    Raises:
+        InputError: when a module before does not accept what it is given, or one that maps all columns alike would map
+            the types of vertices.
+    """
+    for index, sources in enumerate(resolve(modules)):
+        taken = [source.number for source in sources if not source.of_edges]
+        if not taken:  # rows of edges
+            continue
+        layer, first = modules[index], taken[0]
+        ours = isinstance(layer, LazyLayer) or (isinstance(layer, Layer) and layer.built_in)
+        if first == INPUT and artifact.vertex_type_widths and (ours or type(layer) is nn.Linear):
+            raise InputError(
+                f"layers[{index}] ({type(layer).__name__}): features of several types of vertices, and column 0 "
+                "is the type; put hongtu.nn.TypedLinear(artifact.vertex_type_widths, columns) in front"
+            )
+        if isinstance(layer, LazyLayer):
+            layer.fill(artifact.feature_width if first == INPUT else _columns(modules, first, artifact, dtype))
+
+
+def _columns(modules: Modules, number: int, artifact: Artifact, dtype: torch.dtype) -> int:
+    """Of what module ``number`` gives, all before it being made."""
+    before = Modules([*copy.deepcopy(list(modules)[: number + 1]), _End()], [*modules.headers[: number + 1], None])
+    return trace(Network(before.to("cpu", dtype), RowContext()), _form_of(artifact, dtype)).output

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from hongtu.errors import InputError
 from hongtu.model.checks import modes_kept
-from hongtu.model.network import Kind, Network
+from hongtu.model.network import Network
 from hongtu.model.rows_alone import ROUNDING, ROWS, Function, Given, Result, distance, find_mixture, varied
+from hongtu.model.structure import Kind
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.passes.shapes import EdgeData
-from hongtu.train.survey.edges import tensors_in
+from hongtu.train.tracing.operations import tensors_in
+from hongtu.train.tracing.trace import GraphForm
 
 DEGREE = 3
 EDGES = (0, 1, 1), (1, 1, 1), (1, 1, 0), (1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 1, 1)  # of each, the first a self-loop
@@ -55,14 +56,9 @@ class _Part:
         return [Function(call, kinds, self.leaves), Function(call, self.given, self.leaves)]
 
 
-def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: EdgeData, *, weights: bool) -> None:
+def refuse_mixing(network: Network, form: GraphForm) -> None:
     """Refuse a model that was traced if what it gives for a vertex depends on other rows than those of its in-edges'
     sources, in evaluation or in training, in its numbers or in its gradients.
-
-    Args:
-        features: columns of the graph's.
-        edges: what lies beside its edges.
-        weights: the graph has edge weights.
 
     Raises:
         InputError: naming the module.
@@ -70,9 +66,7 @@ def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: Ed
     with modes_kept(network.modules), torch.random.fork_rng(devices=[]), network.without_autocast():
         network.modules.eval()
         try:
-            for part in [
-                part for first in network.kinds for part in _parts(network, features, dtype, edges, first, weights)
-            ]:
+            for part in [part for kind in network.kinds for part in _parts(network, form, kind)]:
                 varied_rows, as_they_come = part.functions(network)
                 network.modules.eval()
                 _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)])
@@ -83,12 +77,10 @@ def refuse_mixing(network: Network, features: int, dtype: torch.dtype, edges: Ed
                 norm.forget()
 
 
-def _parts(
-    network: Network, features: int, dtype: torch.dtype, edges: EdgeData, kind: Kind, weights: bool
-) -> Iterator[_Part]:
+def _parts(network: Network, form: GraphForm, kind: Kind) -> Iterator[_Part]:
     """The stages and aggregates of a model, each with rows of one kind that come from those before it."""
-    h = torch.sin(torch.arange(ROWS * features, dtype=dtype)).reshape(ROWS, features)
-    of_rows = kind.vertices(ROWS), torch.tensor([[1.0, 0.0, torch.nan, 1.0]] * ROWS, dtype=dtype)
+    h = torch.sin(torch.arange(ROWS * form.features, dtype=form.dtype)).reshape(ROWS, form.features)
+    of_rows = kind.vertices(ROWS), torch.tensor([[1.0, 0.0, torch.nan, 1.0]] * ROWS, dtype=form.dtype)
     known = {-1: h}
     a: Tensor = h
     s: Given = ()
@@ -109,7 +101,7 @@ def _parts(
             a = z
             continue
         e = tuple(states[of] for of in network.edge_states(index))
-        aggregate = _aggregate_part(network, index, z, (s, e), of_rows, edges, weights)
+        aggregate = _aggregate_part(network, index, z, (s, e), of_rows, form)
         if layer.reduce is None or type(layer).aggregate is not Layer.aggregate:
             yield aggregate
         with torch.no_grad():
@@ -141,10 +133,10 @@ def _combine(index: int, network: Network, given: Given) -> list[Tensor]:
 
 
 def _aggregate_part(
-    network: Network, index: int, z: Tensor, own: tuple[Given, Given], of_rows: Given, edges: EdgeData, weights: bool
+    network: Network, index: int, z: Tensor, own: tuple[Given, Given], of_rows: Given, form: GraphForm
 ) -> _Part:
     """An aggregate of sources like these rows, of destinations and of the states of their edges."""
-    layer, count, (s, e) = network.layers[index], ROWS * DEGREE, own
+    layer, count, (s, e), edges = network.layers[index], ROWS * DEGREE, own, form.edges
     sources = torch.cat([z * (1 + k / 8) for k in range(DEGREE)])
     beside: dict[str, Tensor] = {}
     if network.reads_edge_features(index) and edges.features:
@@ -152,7 +144,7 @@ def _aggregate_part(
         beside["edge_features"] = torch.sin(numbers).reshape(count, edges.features)
     if layer.uses_edge_type and edges.types:
         beside["edge_type"] = torch.arange(count, dtype=torch.int32).flip(0) % edges.types
-    if weights:
+    if form.weights:
         beside["edge_weight"] = torch.arange(count, dtype=z.dtype) % 4 / 4 + 0.5
     places = torch.tensor(EDGES).view(-1).bool(), torch.arange(ROWS), DEGREE * torch.arange(ROWS)
     run = partial(_aggregate, index, tuple(beside), len(e))

@@ -23,7 +23,8 @@ from hongtu.graph.topology import Topology, build_topology
 from hongtu.kernels.dispatch import as_on_gpu, in_use, kernels_key
 from hongtu.metrics import Traffic
 from hongtu.model.edge_loss import EdgeLoss
-from hongtu.model.network import Kind, Network
+from hongtu.model.network import Network
+from hongtu.model.structure import Kind
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
@@ -33,7 +34,7 @@ from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.program.program import PassProgram
 from hongtu.plan.search.build import make_plan
-from hongtu.train.survey.digest import digest_of
+from hongtu.train.tracing.guards import digest_of, remembered
 
 Correct = Callable[[str, int], int]
 
@@ -145,14 +146,11 @@ class _Probe:
     def taken(self) -> dict[str, Taken]:
         """What layers take in every pass. Models and losses of known classes are run once in a process for blocks of
         one size; of a graph with types, what counts is the most of blocks that have edges of one relation."""
-        key = self._key()
-        if key in _probed:
-            return _probed[key]
+        return remembered(_probed, self._key(), self._most_of_kinds)
+
+    def _most_of_kinds(self) -> dict[str, Taken]:
         found = [self.run(kind) for kind in self.network.kinds]
-        taken = {name: max((of[name] for of in found), key=lambda x: x.most - x.before) for name in found[0]}
-        if key is not None:
-            _probed[key] = taken
-        return taken
+        return {name: max((of[name] for of in found), key=lambda x: x.most - x.before) for name in found[0]}
 
     def _key(self) -> Hashable | None:
         """All that the memory of layers depends on there, or None where that is somebody's own."""

@@ -1,0 +1,143 @@
+"""What each value of a traced forward for typed graphs is: how many hops from the features, and rows of which type."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from hongtu.errors import InputError
+from hongtu.graph.vertex_types import VertexTypes
+from hongtu.model.expression import label
+from hongtu.model.in_place import gives_rows, settle
+from hongtu.model.tracer import is_convolution
+from hongtu.model.typed_hop import gcn_degrees, gcn_loop, is_gcn
+from hongtu.model.typed_trace import EDGE_INDEX, EXAMPLE, TypedRoot, base_of, trace_typed
+
+
+@dataclass
+class _Value:
+    """What a node of the trace gives.
+
+    Attributes:
+        hop: convolutions between it and the features.
+        kind: the type of the vertices that it has rows of; None: of several, or of none.
+        free: it is made of no rows: of parameters, or of what edges have.
+        last: the hop that takes it last.
+    """
+
+    hop: int = 0
+    kind: str | None = None
+    free: bool = False
+    last: int = 0
+
+
+class TypedValues:
+    """A traced forward, node by node."""
+
+    def __init__(self, root: TypedRoot, types: VertexTypes, title: str) -> None:
+        self._root, self._types, self._title = root, types, title
+        self._counts = {name: len(rows) for name, rows in root.examples["x"].items()}
+        self._graph = trace_typed(root, title)
+        settle(self._graph, self._module, title)
+        for node in reversed(self._graph.nodes):
+            if not node.users and node.op not in ("placeholder", "output"):
+                self._graph.erase_node(node)
+        self._know_degrees()
+        self._values: dict[fx.Node, _Value] = {}
+        for node in self._graph.nodes:
+            if node.op != "output":
+                self._values[node] = self._value(node)
+
+    def _know_degrees(self) -> None:
+        """Have degrees be values of the first hop, which a GCNConv takes of sources, too."""
+        known: dict[tuple[Any, ...], fx.Node] = {}
+        for node in [*self._graph.nodes]:
+            conv = self._conv(node)
+            if conv is None or not is_gcn(conv):
+                continue
+            given = inspect.signature(conv.forward).bind(*node.args, **node.kwargs).arguments
+            x, edges, weight = (given.get(name) for name in ("x", "edge_index", "edge_weight"))
+            relation = self._relation(node)
+            if relation is None or not isinstance(x, fx.Node):
+                raise InputError(f"{self._title}: {label(node)} expects rows of one type, and edges of one relation")
+            key = edges, weight, gcn_loop(conv)
+            if key not in known:
+                before = next(other for other in self._graph.nodes if other.op == "call_module")
+                with self._graph.inserting_before(before if weight is None else node):
+                    known[key] = self._graph.call_function(gcn_degrees, (relation[2], edges, weight, gcn_loop(conv)))
+                known[key].meta[EXAMPLE] = torch.ones(self._counts[relation[2]])
+            node.args, node.kwargs = (x, edges, weight, known[key]), {}
+
+    def _value(self, node: fx.Node) -> _Value:
+        inputs = [self._values[other] for other in node.all_input_nodes]
+        if node.op == "get_attr" and (kind := self._root.kind_of(str(node.target))) is not None:
+            return _Value(kind=kind)
+        if node.op == "get_attr" or (node.op == "placeholder" and node.target != "x"):
+            return _Value(free=True)
+        if node.op == "placeholder":
+            return _Value()
+        if base_of(node) == "x":
+            return _Value(kind=node.args[1])  # type: ignore[arg-type]
+        if node.target is gcn_degrees:
+            return _Value(1, node.args[0])  # type: ignore[arg-type]
+        conv = self._conv(node)
+        rows = [value for value in inputs if not value.free]
+        if conv is not None:
+            relation = self._relation(node)
+            return _Value(1 + max(value.hop for value in rows), None if relation is None else relation[2])
+        if not rows:
+            return _Value(free=True)
+        if self._of_edges(*node.all_input_nodes):
+            raise InputError(
+                f"{self._title}.forward calls {label(node)} with rows of vertices and of edges; a convolution has both"
+            )
+        hop, kinds = max(value.hop for value in rows), {value.kind for value in rows}
+        key = node.args[1] if node.target is operator.getitem else None
+        if isinstance(key, str) and key in self._types.names and kinds == {None}:
+            return _Value(hop, key)
+        if isinstance(node.meta[EXAMPLE], dict):
+            return _Value(hop)
+        if len(kinds) > 1:
+            both = " and ".join(sorted(str(kind) for kind in kinds))
+            raise InputError(
+                f"{self._title}.forward calls {label(node)} with rows of {both}, which are of different vertices"
+            )
+        return _Value(hop, kinds.pop())
+
+    def _of_edges(self, *nodes: fx.Node) -> bool:
+        """Whether any is made of what edges have."""
+        return any(
+            self._values[node].free and (node.op == "placeholder" or self._of_edges(*node.all_input_nodes))
+            for node in nodes
+        )
+
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        return self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def _conv(self, node: fx.Node) -> nn.Module | None:
+        """The convolution that a node calls."""
+        module = self._module(node)
+        return module if module is not None and is_convolution(module) else None
+
+    def _relation(self, node: fx.Node) -> tuple[str, str, str] | None:
+        """Of a convolution's edges; None: several."""
+        found = {other.args[1] for other in node.all_input_nodes if base_of(other) == EDGE_INDEX}
+        given = [*node.args, *node.kwargs.values()]
+        return found.pop() if len(found) == 1 and not any(isinstance(x, dict) for x in given) else None  # type: ignore
+
+    def _is_rows(self, node: fx.Node) -> bool:
+        """Whether it has a row of floats for each vertex of a type."""
+        found, kind = node.meta[EXAMPLE], self._values[node].kind
+        floats = isinstance(found, Tensor) and found.is_floating_point() and found.ndim > 0
+        return kind is not None and floats and len(found) == self._counts[kind] and gives_rows(node)
+
+    def _shape(self, node: fx.Node) -> tuple[int, ...]:
+        return tuple(node.meta[EXAMPLE].shape[1:])
+
+    def _kind(self, node: fx.Node) -> int:
+        return self._types.names.index(str(self._values[node].kind))
