@@ -14,7 +14,7 @@ from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.check_slots import ProgramError
+from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Call, Copy, Ref
 from hongtu.plan.program.on_disk import Laid

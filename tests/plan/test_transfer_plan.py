@@ -16,7 +16,7 @@ from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.check_slots import ProgramError
+from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Copy, Ref, call, with_drops
 from hongtu.plan.program.program import PassProgram, Program
