@@ -123,7 +123,7 @@ def program_of(topology, plan):
         order = range(plan.schedule.shape[1])
         return PassProgram(
             name=direction, view=topology, schedule=plan.schedule, order=order[::-1] if backward else order, sets=1,
-            buffers=buffers, staging=({},) * len(devices),
+            buffers=buffers, staging=({},) * len(devices), width={}, itemsize=8,
             before=tuple(moves.Place(name=n, where="host", rows=(count,), shape=(2,), zero=True) for n in made),
             body=(*body, moves.Compute(body=with_drops(compute), graph=False, saves=False), *sends), after=(), frees=(),
         )  # fmt: skip

@@ -171,8 +171,11 @@ class Ship(Instruction):
     """
 
     on = "load"
-    words = "{names} in one copy"
     names: tuple[str, ...]
+
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        return f"{', '.join(self.names)} in one copy"
 
 
 @kind
