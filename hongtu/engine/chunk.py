@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import Device, Stores
+from hongtu.device.base import Chosen, Device, Stores
 from hongtu.device.capture import Asking
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.saved import Graph
@@ -144,13 +144,18 @@ class Chunk:
             return self.index
         return rows.index(self.p.view, self.number) if isinstance(rows, OwnRows) else None
 
+    def _chosen(self, rows: Selection) -> Chosen | None:
+        """The same, and to where they were brought."""
+        index = self._index(rows)
+        return Chosen(rows.places, index) if isinstance(rows, OwnRows) and index is not None else None
+
     def stores(self, stored: Stored, kept: Kept | None) -> Stores:
         """What goes to the disk is stored; it is added up when it is recalled."""
         return stored.of(self.rows) if self.in_memory(kept) else True
 
     def bring(self, x: Copy) -> None:
         """An array, or rows of a host tensor, to a register or to where it stays."""
-        array, index = partial(self._array, x.src), self._index(x.src.rows) if x.src.where == "host" else None
+        array = partial(self._array, x.src)
         if isinstance(x.dst.rows, PartOfChunk):
             rows = array()
             rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
@@ -159,9 +164,8 @@ class Chunk:
             # through NumPy: the disk writes to other sets, which autograd counts as a write to all
             self.registers[x.dst.tensor] = torch.from_numpy(array().numpy())
         else:
-            places = x.src.rows.places if isinstance(x.src.rows, OwnRows) else ""
-            bring = self.device.bring
-            self.registers[x.dst.tensor] = bring(x.dst.tensor, self.set, array, x.link, index, places=places)
+            chosen = self._chosen(x.src.rows) if x.src.where == "host" else None
+            self.registers[x.dst.tensor] = self.device.bring(x.dst.tensor, self.set, array, x.link, chosen)
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
@@ -184,6 +188,4 @@ class Chunk:
         assert isinstance(stored, Stored) and isinstance(own, OwnRows)
         rows, stores = self.on_host(x.dst), self.stores(stored, kept)
         count = int(x.src.rows.entries(self.p.view)[self.number])
-        self.device.deliver(
-            name, self.set, count, rows, stores=stores, index=self._index(own), places=own.places
-        )  # fmt: skip
+        self.device.deliver(name, self.set, count, rows, stores=stores, chosen=self._chosen(own))

@@ -8,12 +8,13 @@ from time import perf_counter
 from typing import NamedTuple
 
 from hongtu.device.capture import CaptureError
-from hongtu.device.streams import Turn
+from hongtu.device.streams import Event
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.instructions import Instructions, Means
 from hongtu.engine.repeats import Moved, Repeats
 from hongtu.host import trim_beyond
 from hongtu.plan.program import moves
+from hongtu.plan.program.moves import EventName
 from hongtu.plan.program.predict import kept_bytes, placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 
@@ -139,12 +140,12 @@ class Executor(Instructions):
         self._run(p.frees)
 
     def _run_batches(self, p: PassProgram) -> None:
-        turns = [Turn(len(self.devices)) for _ in range(max(p.sets, 1 + p.ahead))]
         most = self.means.most
+        sets: list[dict[EventName, list[Event]]] = [{} for _ in range(max(p.sets, 1 + p.ahead))]
         for step in range(len(p.order) + p.ahead if p.order else 0):
             for body, at in ((p.recalls, step), (p.body, step - p.ahead)):
                 if body and 0 <= at < len(p.order):
-                    self._turn, self._batch = turns[at % len(turns)].of(at), p.order[at]
+                    self._events, self._set, self._batch = sets[at % len(sets)], at, p.order[at]
                     self._chunks = self._chunks_of(p)
                     self._run(body)
                     for chunk in self._chunks:
@@ -159,7 +160,7 @@ class Executor(Instructions):
         found = self._linked.get((p.name, self._batch))
         if found is None:
             busy, batch = p.busy(self._batch), self._batch
-            found = [Chunk(self.partitions[i], p, i, batch, number, self._turn.set) for i, number in busy]
+            found = [Chunk(self.partitions[i], p, i, batch, number, self._set) for i, number in busy]
             if len(self._linked) < LINKED and self.disk is None:
                 self._linked[p.name, batch] = found
         return found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hongtu.device.base import Device
 from hongtu.device.capture import Recorder
-from hongtu.device.streams import Turn
+from hongtu.device.streams import DONE, Event
 from hongtu.engine.body import Body
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
@@ -88,7 +88,8 @@ class Instructions:
         self.messages, self.disk, self.ranks = means.messages, means.disk, means.ranks
         self._current: PassProgram | None = None
         self._batch = 0
-        self._turn = Turn(len(self.devices))
+        self._set = 0  # the batch's number in its pass, by which it has a set of staging memory
+        self._events: dict[moves.EventName, list[Event]] = {}  # of the batches that have this set, of every device
         self._chunks: list[Chunk] = []
         self._brought: dict[str, list[Tensor]] = {}  # columns of picks, of every device
 
@@ -167,14 +168,15 @@ class Instructions:
     # ------------------------------------------------------------------------------------------------------- streams
 
     def wait(self, x: moves.Wait) -> None:
-        for device, event in zip(self.devices, getattr(self._turn, x.event), strict=True):
+        nothing: list[Event] = [DONE] * len(self.devices)
+        for device, event in zip(self.devices, self._events.get(x.event, nothing), strict=True):
             if x.stream == "dispatch":
                 event.synchronize(x.why)
             else:
                 getattr(device.streams, x.stream).wait(event, x.why)
 
     def signal(self, x: moves.Signal) -> None:
-        setattr(self._turn, x.event, [getattr(device.streams, x.stream).record() for device in self.devices])
+        self._events[x.event] = [getattr(device.streams, x.stream).record() for device in self.devices]
 
     def follow(self, x: moves.Follow) -> None:
         for device in self.devices:
@@ -197,7 +199,7 @@ class Instructions:
                 chunk.bring(x)
             return
         self._brought[x.dst.tensor] = [
-            device.bring(x.dst.tensor, self._turn.set, partial(x.src.rows.of, i, self._batch), x.link)
+            device.bring(x.dst.tensor, self._set, partial(x.src.rows.of, i, self._batch), x.link)
             for i, device in enumerate(self.devices)
         ]
 
@@ -205,7 +207,7 @@ class Instructions:
 
     def ship(self, x: moves.Ship) -> None:
         for device in self.devices:
-            device.ship(self._turn.set)
+            device.ship(self._set)
 
     def _at(self, ref: Ref) -> list[Tensor]:
         """Where the rows of a reference are, as it was brought to every device."""
@@ -215,7 +217,7 @@ class Instructions:
     def _host_rows(self, ref: Ref, device: Device) -> Tensor:
         """What the rows of a column are counted in."""
         if isinstance(ref.rows, Picked) and ref.rows.column == "place":
-            return device.beside(f"bucket {ref.tensor}", self._turn.set)
+            return device.beside(f"bucket {ref.tensor}", self._set)
         return self.host[ref.tensor]
 
     def load(self, x: Copy) -> None:
@@ -227,9 +229,9 @@ class Instructions:
             device.move_rows("pull", rows, source, device.buffer(x.dst.tensor), target)
 
     def push(self, x: Copy) -> None:
-        assert x.contended is not None
+        assert isinstance(x.dst.rows, Picked)
         for device, (peer, rows), target, source in self._by_peer(x.dst, x.src):
-            contended = (self._batch, peer) in x.contended.pairs
+            contended = (self._batch, peer) in x.dst.rows.picks.contended  # else each row has one writer
             device.push_rows(device.buffer(x.src.tensor), source, rows, target, contended=contended)
 
     def _by_peer(self, theirs: Ref, own: Ref) -> Iterator[tuple[Device, tuple[int, Tensor], Tensor, Tensor]]:
@@ -246,7 +248,7 @@ class Instructions:
         for i, (device, slots) in enumerate(zip(self.devices, self._at(x.src), strict=True)):
             into, host = stores[i].of(rows.picks.of(i, self._batch)), self._host_rows(x.dst, device)
             cache, bucket = device.buffer(x.src.tensor), into if kept is None else True
-            device.flush_rows(self._turn.set, cache, slots, host, rows.of(i, self._batch), bucket)
+            device.flush_rows(self._set, cache, slots, host, rows.of(i, self._batch), bucket)
             if kept is not None and kept.rows:
                 vertices = rows.picks.column("row", i, self._batch)
                 device.streams.host.run(partial(add_kept, kept, host, vertices, into, self.host[x.dst.tensor]))
@@ -269,7 +271,7 @@ class Instructions:
         if isinstance(there.rows, Bucket):
             move = getattr(self.disk, f"{x.verb}_bucket")
             for i, device in enumerate(self.devices):
-                device.streams.disk.run(partial(move, there, device, i, self._batch, self._turn.set))
+                device.streams.disk.run(partial(move, there, device, i, self._batch, self._set))
             return
         for chunk in self._chunks:
             if not chunk.in_memory(there.kept):

@@ -20,7 +20,7 @@ from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Copy, Ref, call, with_drops
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, Contended, OfChunk, Picked, Picks, SlotsOfSources
+from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, OfChunk, Picked, Picks, SlotsOfSources
 from tests.interpreter import Interpreter
 
 CASES = 300  # tiny graphs per policy
@@ -105,7 +105,7 @@ def program_of(topology, plan):
             flushed = Ref(tensor=gradient(FEATURES), where="host", rows=Picked(end[0], "row"),
                           access=(Stores(False),) * len(devices))  # fmt: skip
             sends = [
-                Copy(link="push", contended=Contended(end[1], range(topology.chunks)),
+                Copy(link="push",
                      dst=peers("gradient_cache", end[1], "push_to", Stores(False)),
                      src=cache_of("gradient_cache", end[1], "push_from")),
                 *sends,

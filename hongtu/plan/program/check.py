@@ -53,7 +53,7 @@ class _Part(NamedTuple):
     """Rows of a reference that lie in one memory: where there, and, of slots, which rows they must be."""
 
     held: Held
-    index: np.ndarray
+    at: np.ndarray
     rows: np.ndarray | None = None
     stores: bool | np.ndarray | None = None
 
@@ -224,7 +224,7 @@ class _Run:
                 self._read(x.src)
                 self._write(x.dst)
                 for part in self._parts(x.src):
-                    part.held.end(part.index)
+                    part.held.end(part.at)
             case Copy(link="write"):
                 self._deliver(x)
             case Copy() if x.verb == "recall":
@@ -251,20 +251,20 @@ class _Run:
 
     def _read(self, ref: Ref) -> None:
         for part in self._parts(ref):
-            part.held.read(part.index, part.rows, self.step)
+            part.held.read(part.at, part.rows, self.step)
 
     def _write(self, ref: Ref) -> None:
         for part in self._parts(ref):
             assert part.stores is not None
-            part.held.write(part.index, part.stores, part.rows, self.step)
+            part.held.write(part.at, part.stores, part.rows, self.step)
 
     def _begin_slots(self, ref: Ref, has: int) -> None:
         """Rows come to a cache, or zeros that their gradients are added to."""
         for i, part in zip(self.devices, self._parts(ref), strict=True):
             own = 0 if ref.tensor in CACHES else self._own(i)
-            demand(bool((part.index >= own).all()), f"{part.held.name}: a peer's row goes to an own row's slot")
+            demand(bool((part.at >= own).all()), f"{part.held.name}: a peer's row goes to an own row's slot")
             assert part.rows is not None
-            part.held.begin(part.index, part.rows, has, self.step - self.p.sets)
+            part.held.begin(part.at, part.rows, has, self.step - self.p.sets)
 
     def _bring(self, x: Copy) -> None:
         """An array, or a chunk's rows, to a register or where it stays."""
@@ -292,7 +292,7 @@ class _Run:
         demand(dst.tensor in self.sent, "nothing was written to be delivered")
         sent = self.sent[dst.tensor]
         demand(sent.kept is dst.kept, f"{dst.tensor} was written to other memory")
-        same = all(np.array_equal(a.stores, b.stores) for a, b in zip(self._parts(sent), self._parts(dst), strict=True))  # type: ignore[arg-type]
+        same = all(np.array_equal(a.stores, b.stores) for a, b in zip(self._parts(sent), self._parts(dst), strict=True))
         demand(same, f"{dst.tensor} was written to be stored where it is added, or the other way round")
         self._write(dst)
 

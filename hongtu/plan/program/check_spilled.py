@@ -62,7 +62,7 @@ class Spilled:
                 here, lies = buckets.in_memory(self._batch), buckets.of_batch(self._batch)
                 if here:
                     demand(host is not None, f"{name} is not there")
-                    host[0].read(bucket.row[:here])  # type: ignore[index]
+                    host[0].read(bucket.row[:here])
                 bucket.has[:here] = VALUE
                 bucket.has[here:] = self._disk.get(rows.region.begin[i] + lies.start, bucket.row[here:], name)
             return

@@ -30,7 +30,7 @@ from hongtu.plan.program.moves import Call, Copy, Ref, call
 from hongtu.plan.program.on_disk import Laid
 from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, own, stays_at, stores, where
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.rows import EDGE_FRONT, FRONT, Contended, PartOfChunk, Picked, Picks
+from hongtu.plan.program.rows import EDGE_FRONT, FRONT, PartOfChunk, Picked, Picks
 
 
 def compile_plan(plan: PlannedMemory) -> Program:
@@ -204,7 +204,7 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, fro
             yield moves.Meet(stream="compute", why="push: the owner has computed")
         ends = picks.of("end", mirrors=True)
         yield Copy(
-            link="push", contended=Contended(ends, range(plan.view(p).chunks)),
+            link="push",
             dst=Ref(tensor=cache, where="peer", rows=Picked(ends, "peer_slot", "push_to"), access=Stores(False)),
             src=Ref(tensor=cache, rows=Picked(ends, "slot", "push_from")),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from hongtu.graph.halo import Crossing
 from hongtu.graph.sparse_rows import PARTS
 from hongtu.plan.cache.transfer import TransferCounts
 from hongtu.plan.cache.writers import last_steps
@@ -185,8 +186,10 @@ def _ends(plan: PlannedMemory, name: str, rows: Selection, through: Selection = 
 
 def posts(plan: PlannedMemory, p: Pass) -> Iterator[moves.Post]:
     """Rows that leave for other ranks while a pass goes on: each behind the batch that is the last to change it."""
-    leaving = [(name, crossing, "fetch") for name, crossing in plan.crossings.next_fetched(p)]
-    leaving += [(str(p.flush), crossing, "send") for crossing in plan.crossings.sent_back(p)[:1]]
+    leaving: list[tuple[str, Crossing, Literal["fetch", "send"]]] = [
+        *((name, crossing, "fetch") for name, crossing in plan.crossings.next_fetched(p)),
+        *((str(p.flush), crossing, "send") for crossing in plan.crossings.sent_back(p)[:1]),
+    ]
     for name, crossing, link in leaving:
         transfers, steps = plan.transfers.get(p.name) if name == p.flush else None, None
         if not isinstance(transfers, TransferCounts):

@@ -33,12 +33,12 @@ def device_traffic(p: PassProgram, device: int) -> Traffic:
 
 def disk_bytes(p: PassProgram, device: int) -> tuple[int, int]:
     """Bytes that one pass recalls for one device, and that it spills."""
-    row, found = row_bytes(p, device), {"recall": 0, "spill": 0}
-    for x in p.around:
-        if isinstance(x, moves.Copy) and x.link == "disk":
-            rows, kept = x.there.rows, x.there.kept
-            assert isinstance(rows, OnDisk) and kept is not None
-            found[x.verb] += rows.moved(p.view, device, kept) * crossing_bytes(x, p, row)
+    found, copies = {"recall": 0, "spill": 0}, [x for x in p.around if isinstance(x, moves.Copy) and x.link == "disk"]
+    row = row_bytes(p, device) if copies else {}
+    for x in copies:
+        rows, kept = x.there.rows, x.there.kept
+        assert isinstance(rows, OnDisk) and kept is not None
+        found[x.verb] += rows.moved(p.view, device, kept) * crossing_bytes(x, p, row)
     return found["recall"], found["spill"]
 
 
