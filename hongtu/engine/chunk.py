@@ -76,6 +76,7 @@ class Chunk:
         set: the batch's number in its pass, by which it has a set of staging memory.
 
     Attributes:
+        own_number: its number among those of the partition.
         first, end: its vertices.
         rows: those that the pass computes.
         index: int32 [D], their positions among its vertices, or None where they are all of these.
@@ -89,7 +90,7 @@ class Chunk:
         self.first, self.end = (int(x) for x in p.view.chunk_start[number : number + 2])
         self.rows, self.index = p.view.destinations(number), p.view.row_in_chunk(number)
         self.num_dst = int(p.view.num_dst[number])
-        self._spans: dict[OwnRows, tuple[int, int]] = {}
+        self.own_number = number - i * p.view.chunks
         self.begin()
 
     def begin(self) -> None:
@@ -125,11 +126,7 @@ class Chunk:
 
     def span(self, rows: Selection) -> tuple[int, int]:
         """Where its rows of a tensor begin and end among all."""
-        if rows is DESTINATIONS or not isinstance(rows, OwnRows):
-            return self.first, self.end
-        if rows not in self._spans:
-            self._spans[rows] = rows.at(self.first), rows.at(self.end)
-        return self._spans[rows]
+        return (rows.at(self.first), rows.at(self.end)) if isinstance(rows, OwnRows) else (self.first, self.end)
 
     def on_host(self, ref: Ref) -> Tensor:
         """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
@@ -179,8 +176,8 @@ class Chunk:
 
     def part(self, buffer: str, start: tuple[np.ndarray, ...]) -> Tensor:
         """The chunk's part of what stays on the device."""
-        own = self.number - self.i * self.p.view.chunks
-        return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
+        begin, end = start[self.i][self.own_number : self.own_number + 2]
+        return self.device.buffer(buffer)[begin:end]
 
     def deliver(self, x: Copy) -> None:
         """What was written for a host tensor reaches it."""

@@ -88,7 +88,7 @@ class Disk:
             self._recall_given(there, into, chunk)
             return
         first, end = _span(there, chunk)
-        where = chunk.i, _number(chunk), first, end, _row_bytes(into)
+        where = chunk.i, chunk.own_number, first, end, _row_bytes(into)
         pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
         if there.rows.straight:
             self._read_chunk(self._reads, next(pieces).begin, there, chunk)
@@ -135,7 +135,7 @@ class Disk:
         """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
         rows, first = _staging(there, chunk), _span(there, chunk)[0]
         assert isinstance(there.rows, Laid)
-        self._put(rows, there.rows.places(chunk.i, _number(chunk), first, _row_bytes(rows)))
+        self._put(rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows)))
 
     def spill_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch flushes, from set ``number`` of staging memory, to each chunk's place."""
@@ -219,11 +219,6 @@ def _span(there: Ref, chunk: Chunk) -> tuple[int, int]:
     """The first of the chunk's own rows of a tensor, and the one behind them."""
     assert there.kept is not None
     return int(there.kept.at(chunk.first)), int(there.kept.at(chunk.end))
-
-
-def _number(chunk: Chunk) -> int:
-    """On its device."""
-    return chunk.number - chunk.i * chunk.p.view.chunks
 
 
 def _row_bytes(rows: Tensor) -> int:

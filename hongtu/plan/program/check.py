@@ -8,16 +8,15 @@ streams wait for one another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.check_spilled import Spilled
+from hongtu.plan.program.check_memory import AllHeld
 from hongtu.plan.program.held import NEVER, NONE, NOTHING, VALUE, ZERO, Held, ProgramError, demand
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import Call, Copy, Ref
@@ -49,63 +48,61 @@ def check_program(program: Program) -> None:
             run.there.pop((name, "host"), None)
 
 
-class _Part(NamedTuple):
-    """Rows of a reference that lie in one memory: where there, and, of slots, which rows they must be."""
-
-    held: Held
-    at: np.ndarray
-    rows: np.ndarray | None = None
-    stores: bool | np.ndarray | None = None
-
-
-class _Run:
-    """What is there from pass to pass.
+class _Run(AllHeld):
+    """Instruction by instruction.
 
     Attributes:
-        there: by tensor and memory what it holds, of every device where it is on these.
         slots: by array that stays and chunk, the slots of the chunk's sources.
     """
 
     def __init__(self, num_vertices: int) -> None:
+        super().__init__({(name, "host"): [Held(name, num_vertices, VALUE)] for name in GIVEN})
         self.num_vertices = num_vertices
-        self.there = {(name, "host"): [Held(name, num_vertices, VALUE)] for name in GIVEN}
         self.slots: dict[str, dict[int, np.ndarray]] = {}
-        self.disk = Spilled()
 
     def check(self, p: PassProgram) -> None:
         """Run a pass."""
-        self.p, self.devices, self.first = p, range(len(p.buffers)), p.view.partition_start.tolist()
+        self.begin_pass(p)
         at = f"pass '{p.name}'"
         for x in p.before:
             _named(f"{at}, {x.verb}", partial(self._around, x))
         _named(at, partial(_check_order, p))
+        self._begin_caches()
+        for step, batch in enumerate(p.order):
+            self._begin_batch(step, batch)
+            for x in (*p.recalls, *p.body):
+                _named(f"{at}, batch {batch}, {x.verb}", partial(self._do, x))
+        _named(f"{at}, at its end", self._end_caches)
+        for x in (*p.after, *p.frees):
+            _named(f"{at}, {x.verb}", partial(self._around, x))
+
+    def _begin_caches(self) -> None:
+        """Those of the pass are empty, and so are the slots for rows of peers where a tensor is its own."""
         for name in CACHES:
-            if all(name in buffers for buffers in p.buffers):
-                rows = (buffers[name].shape[0] for buffers in p.buffers)
+            if all(name in buffers for buffers in self.p.buffers):
+                rows = (buffers[name].shape[0] for buffers in self.p.buffers)
                 self.there[name, "device"] = [Held(f"{name} {i}", count) for i, count in enumerate(rows)]
         for name, where in self.there:
             for i, held in enumerate(self.there[name, where] if where == "device" else ()):
                 held.used[:] = NEVER
-                held.end(np.flatnonzero(held.row[self._own(i) :] != NONE) + self._own(i))  # other passes' mirrors
-        for step, batch in enumerate(p.order):
-            self.step, self.batch, self.chunks = step, batch, p.busy(batch)
-            self.registers: set[str] = set()
-            self.picks: dict[str, list[np.ndarray]] = {}  # by array that was brought, of every device
-            self.packed: list[str] = []  # what is in staging memory and was not shipped
-            self.sent: dict[str, Ref] = {}  # by tensor on the host, what is to be delivered
-            self.sources: dict[int, np.ndarray] = {}  # by chunk, their slots
-            self.disk.begin(p, batch)
-            for x in (*p.recalls, *p.body):
-                _named(f"{at}, batch {batch}, {x.verb}", partial(self._do, x))
-        caches = (x.at for x in p.every if isinstance(x, Call) and x.at is not None and x.at.rows is SOURCES)
-        for name in sorted({ref.tensor for ref in caches if ref.access != "read"}):
+                held.end(np.flatnonzero(held.row[self.own(i) :] != NONE) + self.own(i))
+
+    def _end_caches(self) -> None:
+        """No gradient of a peer's row is left in one."""
+        refs = (x.at for x in self.p.every if isinstance(x, Call) and x.at is not None and x.at.rows is SOURCES)
+        for name in sorted({ref.tensor for ref in refs if ref.access != "read"}):
             for i, held in enumerate(self.there.get((name, "device"), ())):
-                left = held.row[0 if name in CACHES else self._own(i) :].max(initial=NONE)
-                demand(left == NONE, f"{at}, at its end: row {left} never leaves {held.name}")
+                left = held.row[0 if name in CACHES else self.own(i) :].max(initial=NONE)
+                demand(left == NONE, f"row {left} never leaves {held.name}")
         for name in CACHES:
             self.there.pop((name, "device"), None)
-        for x in (*p.after, *p.frees):
-            _named(f"{at}, {x.verb}", partial(self._around, x))
+
+    def _begin_batch(self, step: int, batch: int) -> None:
+        """Nothing is at hand."""
+        self.begin_batch(step, batch)
+        self.registers: set[str] = set()
+        self.packed: list[str] = []  # what is in staging memory and was not shipped
+        self.sent: dict[str, Ref] = {}  # by tensor on the host, what is to be delivered
 
     # -------------------------------------------------------------------------------------------- around the batches
 
@@ -119,7 +116,7 @@ class _Run:
                 found = self.there.pop((x.name, x.where), None)
                 demand(found is not None or x.where == "chunk", f"{x.name} is freed, but it is not there")
             case Call(kernel="loss_over_edges"):
-                self._find(x.settings["output"], "host").read(np.arange(self.num_vertices))
+                self.find(x.settings["output"], "host").read(np.arange(self.num_vertices))
 
     def _place(self, x: moves.Place) -> None:
         demand((x.name, x.where) not in self.there, f"{x.name} is placed twice")
@@ -135,7 +132,7 @@ class _Run:
 
     def _cross(self, x: moves.Cross) -> None:
         """What has not left before leaves, and what others sent comes."""
-        held = self._find(x.tensor, "host")
+        held = self.find(x.tensor, "host")
         held.left[:] = False
         for rows in x.crossing.leaving(x.link):
             held.read(rows)
@@ -143,72 +140,6 @@ class _Run:
             if x.link == "send":
                 held.write(rows, stores=False)
             held.has[rows] = VALUE
-
-    def _own(self, device: int) -> int:
-        return int(self.first[device + 1] - self.first[device])
-
-    # ------------------------------------------------------------------------------------------------ where rows are
-
-    def _find(self, name: str, where: str, device: int = 0) -> Held:
-        found = self.there.get((name, where))
-        demand(found is not None, f"{name} ({where}) is not there")
-        assert found is not None
-        return found[device]
-
-    def _parts(self, ref: Ref) -> Iterator[_Part]:
-        """Of every device or chunk."""
-        if isinstance(ref.rows, Picked):
-            for i in self.devices:
-                yield from self._picked(ref, ref.rows, i)
-        for i, chunk in self.chunks if ref.rows is SOURCES or isinstance(ref.rows, OwnRows) else ():
-            rows = (
-                ref.rows.of(self.p.view, chunk) if isinstance(ref.rows, OwnRows) else self.p.view.neighbour_set(chunk)
-            )
-            stores = ref.access.of(rows) if isinstance(ref.access, Stores) else None
-            if not isinstance(ref.rows, OwnRows):
-                yield _Part(self._find(ref.tensor, "device", i), self.sources[chunk], rows, stores)
-            elif ref.where == "device":
-                yield _Part(self._find(ref.tensor, "device", i), rows - ref.rows.at(self.first[i]), None, stores)
-            elif ref.where == "host" and (i, chunk) in self.disk.on_disk(ref.kept):
-                window = self.disk.own(ref, i, chunk, writes=stores is not None)
-                yield _Part(window, rows - window.row[0], None, None if stores is None else True)  # added up later
-            elif ref.where == "chunk" and stores is not None:
-                (held,) = self.there.setdefault((ref.tensor, "chunk"), [Held(ref.tensor, 0)])
-                yield _Part(held.grow(rows), rows, None, stores)
-            else:
-                yield _Part(self._find(ref.tensor, ref.where), rows, None, stores)
-
-    def _picked(self, ref: Ref, rows: Picked, i: int) -> Iterator[_Part]:
-        row, index, access = rows.picks.column("row", i, self.batch), self._brought(ref, rows, i), ref.access
-        if isinstance(access, tuple):
-            access = Stores(access[i].of(rows.picks.of(i, self.batch)))
-        stores = access.where if isinstance(access, Stores) else None
-        if ref.where == "peer":
-            for peer, part in rows.picks.by_peer(i, self.batch):
-                yield _Part(self._find(ref.tensor, "device", peer), index[part], row[part], stores)
-        elif ref.where == "device":
-            yield _Part(self._find(ref.tensor, "device", i), index, row, stores)
-        elif rows.column == "place":
-            bucket = self.disk.bucket(ref.tensor, i, row, writes=stores is not None)
-            yield _Part(bucket, index, row, None if stores is None else True)
-            if stores is not None and ref.kept is not None and (here := row < ref.kept.end[i]).any():
-                host = self._find(ref.tensor, "host")  # where those that are in memory are added up
-                yield _Part(host, row[here], None, np.broadcast_to(stores, row.shape)[here])
-        else:
-            yield _Part(self._find(ref.tensor, "host"), index, None, stores)
-
-    def _brought(self, ref: Ref, rows: Picked, i: int) -> np.ndarray:
-        """What was brought to a device of where the rows of a reference are."""
-        column, name = rows.of(i, self.batch), rows.at
-        if not name:
-            return column
-        demand(name in self.picks, f"{name} was not brought")
-        found = self.picks[name][i]
-        count = f"{name} has {len(found)} entries, {len(column)} rows move"
-        demand(len(found) == len(column), f"device {i}: {count}")
-        same = ref.where not in ("host", "window") or np.array_equal(found, column)
-        demand(same, f"device {i}: {name} are of other rows")
-        return found
 
     # --------------------------------------------------------------------------------------------------- one batch
 
@@ -223,7 +154,7 @@ class _Run:
             case Copy(link="push" | "flush"):
                 self._read(x.src)
                 self._write(x.dst)
-                for part in self._parts(x.src):
+                for part in self.parts(x.src):
                     part.held.end(part.at)
             case Copy(link="write"):
                 self._deliver(x)
@@ -250,18 +181,18 @@ class _Run:
             demand(not self.packed, f"not shipped: {', '.join(self.packed)}")
 
     def _read(self, ref: Ref) -> None:
-        for part in self._parts(ref):
+        for part in self.parts(ref):
             part.held.read(part.at, part.rows, self.step)
 
     def _write(self, ref: Ref) -> None:
-        for part in self._parts(ref):
+        for part in self.parts(ref):
             assert part.stores is not None
             part.held.write(part.at, part.stores, part.rows, self.step)
 
     def _begin_slots(self, ref: Ref, has: int) -> None:
         """Rows come to a cache, or zeros that their gradients are added to."""
-        for i, part in zip(self.devices, self._parts(ref), strict=True):
-            own = 0 if ref.tensor in CACHES else self._own(i)
+        for i, part in zip(self.devices, self.parts(ref), strict=True):
+            own = 0 if ref.tensor in CACHES else self.own(i)
             demand(bool((part.at >= own).all()), f"{part.held.name}: a peer's row goes to an own row's slot")
             assert part.rows is not None
             part.held.begin(part.at, part.rows, has, self.step - self.p.sets)
@@ -284,7 +215,7 @@ class _Run:
         elif isinstance(src.rows, OwnRows):
             for i, chunk in self.chunks:
                 own = np.arange(*stays.start[i][chunk - i * self.p.view.chunks :][:2])
-                self._find(name, "device", i).write(own, stores=True)
+                self.find(name, "device", i).write(own, stores=True)
 
     def _deliver(self, x: Copy) -> None:
         """What chunks wrote for a host tensor reaches it."""
@@ -292,13 +223,13 @@ class _Run:
         demand(dst.tensor in self.sent, "nothing was written to be delivered")
         sent = self.sent[dst.tensor]
         demand(sent.kept is dst.kept, f"{dst.tensor} was written to other memory")
-        same = all(np.array_equal(a.stores, b.stores) for a, b in zip(self._parts(sent), self._parts(dst), strict=True))
+        same = all(np.array_equal(a.stores, b.stores) for a, b in zip(self.parts(sent), self.parts(dst), strict=True))
         demand(same, f"{dst.tensor} was written to be stored where it is added, or the other way round")
         self._write(dst)
 
     def _post(self, x: moves.Post) -> None:
         """Rows that leave behind a batch, once to each rank, must have been written and stay as they are."""
-        held = self._find(x.tensor, "host")
+        held = self.find(x.tensor, "host")
         demand(x.steps is not None, "it is not known when rows leave")
         for rows, steps in zip(x.crossing.leaving(x.link), x.steps or (), strict=True):
             leaving = rows[steps == self.step]

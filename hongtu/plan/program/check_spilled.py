@@ -7,17 +7,19 @@ from collections.abc import Iterable
 import numpy as np
 
 from hongtu.plan.memory.disk import Kept
-from hongtu.plan.program.held import VALUE, ZERO, Held, HeldOnDisk, demand
+from hongtu.plan.program.held import VALUE, ZERO, Held, demand
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Bucket, Laid, Summed, Target
 from hongtu.plan.program.program import PassProgram
 
 
 class Spilled:
-    """The rows of a program's tensors that lie on the disk, or are on their way in a batch."""
+    """The rows of a program's tensors that lie on the disk, where each is a byte, or are on their way in a batch."""
 
     def __init__(self) -> None:
-        self._disk = HeldOnDisk()
+        self._disk: dict[
+            int, tuple[np.ndarray, np.ndarray]
+        ] = {}  # rows written together, what they have; by first byte
 
     def begin(self, p: PassProgram, batch: int) -> None:
         """A batch begins: nothing is on its way."""
@@ -37,11 +39,16 @@ class Spilled:
 
     def own(self, ref: Ref, i: int, chunk: int, *, writes: bool) -> Held:
         """Staging memory of all own rows of a chunk; whoever ``writes`` has it made."""
-        assert ref.kept is not None
-        key, (first, end) = (ref.tensor, "rows", i), ref.kept.at(self._view.chunk_start[chunk : chunk + 2])
+        key = ref.tensor, "rows", i
         if writes and key not in self._staging:
-            self._stage(key, np.arange(first, end))
+            self._stage(key, np.arange(*self._span(ref, chunk)))
         return self._staging[key]
+
+    def _span(self, ref: Ref, chunk: int) -> tuple[int, int]:
+        """The first of a chunk's rows, and the one behind its last."""
+        assert ref.kept is not None
+        first, end = ref.kept.at(self._view.chunk_start[chunk : chunk + 2]).tolist()
+        return first, end
 
     def bucket(self, name: str, i: int, rows: np.ndarray, *, writes: bool) -> Held:
         """That of the rows that a batch loads or flushes, by row."""
@@ -64,23 +71,23 @@ class Spilled:
                     demand(host is not None, f"{name} is not there")
                     host[0].read(bucket.row[:here])
                 bucket.has[:here] = VALUE
-                bucket.has[here:] = self._disk.get(rows.region.begin[i] + lies.start, bucket.row[here:], name)
+                bucket.has[here:] = self._get(rows.region.begin[i] + lies.start, bucket.row[here:], name)
             return
         self._recalled[name] = there.kept
         for i, chunk in self.on_disk(there.kept):
             own = self.own(there, i, chunk, writes=True)
             own.has[:] = ZERO if isinstance(rows, Summed) else VALUE
             if isinstance(rows, Summed):
-                self._add_up(name, rows, own, i, chunk - i * self._view.chunks)
+                self._add_up(there, rows, own, i, chunk)
 
-    def _add_up(self, name: str, rows: Summed, own: Held, i: int, chunk: int) -> None:
+    def _add_up(self, there: Ref, rows: Summed, own: Held, i: int, chunk: int) -> None:
         """What passes gave of a chunk."""
-        first, end = int(own.row[0]), int(own.row[-1]) + 1
-        pieces = [piece for given in rows.given for piece in given.pieces(i, chunk, first, end, 1)]
-        alone = len(pieces) == 1 and len(pieces[0].row) == len(own.row)
+        name, (first, end), number = there.tensor, self._span(there, chunk), chunk - i * self._view.chunks
+        pieces = [piece for given in rows.given for piece in given.pieces(i, number, first, end, 1)]
+        alone = len(own.row) == 0 or (len(pieces) == 1 and len(pieces[0].row) == len(own.row))
         demand(alone or not rows.straight, f"{name} has to be added up")
         for piece in pieces:
-            has = self._disk.get(piece.begin, piece.row if piece.take is None else own.row, name)
+            has = self._get(piece.begin, piece.row if piece.take is None else own.row, name)
             has = has if piece.take is None else has[piece.take]
             demand(bool((has == VALUE).all()), f"{name} of chunk {chunk} was never spilled")
             own.write(piece.row - first, piece.stores)
@@ -96,9 +103,19 @@ class Spilled:
             return
         assert isinstance(rows, Laid)
         for i, chunk in self.on_disk(there.kept):
-            own = self._staging[name, "rows", i]
-            self._put(own, rows.places(i, chunk - i * self._view.chunks, int(own.row[0]), 1))
+            number, (first, _) = chunk - i * self._view.chunks, self._span(there, chunk)
+            self._put(self._staging[name, "rows", i], rows.places(i, number, first, 1))
 
     def _put(self, held: Held, places: Iterable[Target]) -> None:
         for begin, which in places:
-            self._disk.put(begin, held.row[which], held.has[which])
+            self._disk[begin] = held.row[which], held.has[which]
+
+    def _get(self, begin: int, rows: np.ndarray, name: str) -> np.ndarray:
+        """int8 [K]: what these rows have, which lie behind one another."""
+        found, at = [np.zeros(0, np.int8)], 0
+        while at < len(rows):
+            lie, has = self._disk.get(begin + at, (rows[:0], found[0]))
+            demand(len(lie) > 0 and np.array_equal(lie, rows[at:][: len(lie)]), f"{name} was never spilled")
+            found.append(has)
+            at += len(lie)
+        return np.concatenate(found)

@@ -10,7 +10,6 @@ import numpy as np
 NOTHING, ZERO, VALUE = range(3)  # what a row has: anything, zeros that may be added to, a value
 NONE = -1  # no row of a tensor
 NEVER = -(1 << 30)  # a step before every other
-NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 class ProgramError(RuntimeError):
@@ -91,25 +90,3 @@ class Held:
 
     def _none(self, wrong: np.ndarray, which: np.ndarray, what: str) -> None:
         demand(not wrong.any(), f"row {which[np.argmax(wrong)] if len(which) else NONE} of {self.name} {what}")
-
-
-class HeldOnDisk:
-    """What lies on the disk, where a row is one byte: by their first byte, the rows that were written together."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-
-    def put(self, begin: int, rows: np.ndarray, has: np.ndarray) -> None:
-        """Rows go to a place, with what they have."""
-        self._pieces[begin] = rows, has
-
-    def get(self, begin: int, rows: np.ndarray, name: str) -> np.ndarray:
-        """int8 [K]: what these rows have, which lie behind one another."""
-        found, at, end = [np.zeros(0, np.int8)], begin, begin + len(rows)
-        while at < end:
-            lie, has = self._pieces.get(at, (NO_ROWS, NO_ROWS))
-            wanted = rows[at - begin :][: len(lie)]
-            demand(len(lie) > 0 and np.array_equal(lie, wanted), f"{name} was never spilled")
-            found.append(has)
-            at += len(lie)
-        return np.concatenate(found)
