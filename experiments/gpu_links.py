@@ -30,7 +30,7 @@ from hongtu.device.backends import get_backend
 from hongtu.device.base import Device
 from hongtu.device.cpu import Backend
 from hongtu.device.host_work import Put
-from hongtu.device.streams import Turn
+from hongtu.device.streams import DONE, Event
 from hongtu.metrics import Traffic
 
 ROW_BYTES = (128, 256, 512, 1024)
@@ -174,21 +174,21 @@ def kernel_rates(backend: Backend, options: argparse.Namespace, rates: Rates) ->
 
 def dummy_chunks(device: Device) -> None:
     """What a pass does around its work, with next to no work."""
-    streams, turns = device.streams, (Turn(1), Turn(1))
+    streams, sets = device.streams, [dict[str, Event](brought=DONE, sent=DONE) for _ in range(2)]
     little = device.buffer("rows")[:1]
     for step in range(CHUNKS):
-        turn = turns[step % 2]
-        streams.load.wait(turn.sent[0], "the set is free")
-        turn.brought[0].synchronize("staging is free")
+        reached = sets[step % 2]
+        streams.load.wait(reached["sent"], "the set is free")
+        reached["brought"].synchronize("staging is free")
         for _ in range(8):
             streams.load.run(lambda: little.add_(0))
-        turn.brought[0] = streams.load.record()
-        streams.compute.wait(turn.brought[0], "inputs are there")
+        reached["brought"] = streams.load.record()
+        streams.compute.wait(reached["brought"], "inputs are there")
         for _ in range(12):
             streams.compute.run(lambda: little.add_(0))
         streams.flush.wait(streams.compute.record(), "results are there")
         streams.flush.run(lambda: little.add_(0))
-        turn.sent[0] = streams.flush.record()
+        reached["sent"] = streams.flush.record()
 
 
 if __name__ == "__main__":

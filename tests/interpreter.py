@@ -138,7 +138,9 @@ class Interpreter:
             self.memory(i, cache)[source] = np.nan
             self.count(x, source)
         several = {(self.batch, peer) for (peer, _), count in writers.items() if count > 1}
-        assert several == {(batch, peer) for batch, peer in x.contended.pairs if batch == self.batch}, "adds that race"
+        assert several == {(batch, peer) for batch, peer in x.dst.rows.picks.contended if batch == self.batch}, (
+            "adds that race"
+        )
 
     def flush(self, x):
         name, picks, bucket = x.dst.tensor, x.dst.rows.picks, x.dst.rows.column == "place"

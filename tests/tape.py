@@ -19,9 +19,9 @@ from torch import Tensor
 from hongtu.cuda_ext import kernels as cuda_kernels
 from hongtu.cuda_ext.edge_kernels import EdgeKernel
 from hongtu.device import host_work, script
-from hongtu.device.frozen import EMPTY
 from hongtu.device.simulated import Moment, Queue, Scheduler, SimulatedBackend
 from hongtu.kernels.torch_private import Operations
+from tests.frozen import EMPTY
 
 Kind = Literal["reads", "writes", "adds"]  # "adds": atomically at system scope
 CONFLICTS: dict[Kind, tuple[Kind, ...]] = {"reads": ("writes", "adds"), "writes": ("reads", "writes", "adds"),

@@ -40,7 +40,7 @@ class Timeline:
         self.devices = range(len(self.program.buffers))
         self.busy: Counter[tuple[str, int]] = Counter()
         self._clock: Counter[tuple[str, int]] = Counter()
-        self._scripts = [script_bytes(self.program, i, plan.shape.itemsize) for i in self.devices]
+        self._scripts = [script_bytes(self.program, i) for i in self.devices]
         self._turns: list[dict[str, Clocks]] = [{e: {} for e in moves.EVENTS} for _ in range(self.program.sets)]
         moved = {i: np.zeros((2, len(self.program.order))) for i in self.devices}
         for step, batch in enumerate(self.program.order):

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     if options.listing is not None:
         from hongtu.plan.program.listing import list_program
 
-        print(list_program(compile_plan(plan), plan.shape.itemsize, options.listing or None, options.batch), end="")
+        print(list_program(compile_plan(plan), options.listing or None, options.batch), end="")
         return
     result = describe(config, artifact, plan, budget, hardware)
     if options.plot is not None:

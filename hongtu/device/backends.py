@@ -9,6 +9,7 @@ import torch
 from hongtu.device.cpu import Backend as Backend
 from hongtu.errors import InputError
 from hongtu.kernels.dispatch import NumbaKernels
+from hongtu.kernels.sparse_products import SparseProducts
 
 
 def get_backend(device: str | torch.device | Backend, size: int | None = None) -> Backend:
@@ -27,9 +28,7 @@ def get_backend(device: str | torch.device | Backend, size: int | None = None) -
     if device == "cpu":
         return Backend(NumbaKernels.of_graph(size))
     if device == "torch-sparse":
-        from hongtu.device.torch_sparse import TorchSparseBackend
-
-        return TorchSparseBackend(size)
+        return _torch_sparse(size)
     if device == "simulated":
         from hongtu.device.simulated import SimulatedBackend
 
@@ -42,3 +41,14 @@ def get_backend(device: str | torch.device | Backend, size: int | None = None) -
         f"device {device!r}: expected 'cpu', 'cuda', 'cuda:K', 'torch-sparse' (the CPU with its products), or "
         "'simulated' (CUDA's engine on the CPU)"
     )
+
+
+def _torch_sparse(size: int | None) -> Backend:
+    """The CPU whose sums over in-edges are products of torch-sparse: to compare with, and to check our kernels by."""
+    try:
+        import torch_sparse  # noqa: F401
+    except (ImportError, OSError) as error:  # a build for another torch
+        raise InputError(
+            f"device 'torch-sparse': {error}; pip install --no-build-isolation torch-scatter torch-sparse"
+        ) from None
+    return Backend(SparseProducts.of_graph(size))

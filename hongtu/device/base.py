@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,14 @@ from hongtu.device.streams import Streams
 from hongtu.kernels.dispatch import Kernels
 from hongtu.metrics import Traffic
 
-PLACES = "row_in_chunk"  # the buffer of which rows of a chunk a pass computes, but for rows of edges
 Stores = bool | np.ndarray  # whether rows are stored, or for each of them, bool [D]; others are added
+
+
+class Chosen(NamedTuple):
+    """Which of a chunk's rows: the buffer to which their numbers were brought, and these, int32."""
+
+    buffer: str
+    rows: np.ndarray
 
 
 class Device(DeviceMemory):
@@ -114,23 +121,13 @@ class Device(DeviceMemory):
         """On ``load``: copy contiguous host rows to a tensor that stays, or to a part of it."""
 
     @abstractmethod
-    def bring(
-        self,
-        name: str,
-        number: int,
-        source: Source,
-        link: str,
-        index: np.ndarray | None = None,
-        *,
-        places: str = PLACES,
-    ) -> Tensor:
-        """On ``load``: copy a host array, or rows ``index`` (int32) of a host tensor, into the front of staging buffer
-        ``name``; returns that part of it.
+    def bring(self, name: str, number: int, source: Source, link: str, chosen: Chosen | None = None) -> Tensor:
+        """On ``load``: copy a host array, or some rows of a host tensor, into the front of staging buffer ``name``;
+        returns that part of it.
 
         Args:
             number: of the batch in its pass.
             source: gives the array; it is not asked where a script that stays has it.
-            places: the buffer to which the index was brought.
         """
 
     @abstractmethod
@@ -165,9 +162,8 @@ class Device(DeviceMemory):
         """On ``load``: what was brought of a script's arrays since the last time reaches the device."""
 
     def deliver(
-        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None,
-        places: str = PLACES,
-    ) -> None:  # fmt: skip
+        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, chosen: Chosen | None
+    ) -> None:
         """On ``flush`` and ``host``: what was emitted reaches its ``count`` rows."""
 
     def begin(self) -> None:

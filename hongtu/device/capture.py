@@ -80,12 +80,3 @@ def leaves_of(tree: Any) -> Iterator[Any]:
         yield from leaves_of([*tree.values()])
     else:
         yield tree
-
-
-def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same lists, tuples and dictionaries of what ``change`` makes of the leaves."""
-    if isinstance(tree, list | tuple):
-        return type(tree)([mapped(change, part) for part in tree])
-    if isinstance(tree, dict):
-        return {key: mapped(change, part) for key, part in tree.items()}
-    return change(tree)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import PLACES, Device, Stores
+from hongtu.device.base import Chosen, Device, Stores
 from hongtu.device.capture import Recorder
 from hongtu.device.pool import Make
 from hongtu.device.saved_memory import LEAST, SavedMemory
@@ -126,17 +126,9 @@ class CpuDevice(Device):
         tensor.copy_(host)
         self.traffic.add(link, _crossing(tensor, host), seconds=perf_counter() - start)
 
-    def bring(
-        self,
-        name: str,
-        number: int,
-        source: Source,
-        link: str,
-        index: np.ndarray | None = None,
-        *,
-        places: str = PLACES,
-    ) -> Tensor:
+    def bring(self, name: str, number: int, source: Source, link: str, chosen: Chosen | None = None) -> Tensor:
         start, array = perf_counter(), source()
+        index = None if chosen is None else chosen.rows
         part = self.staging(name, number)[: (array.shape if index is None else index.shape)[0]]
         if not part.shape[0]:
             return part

@@ -9,18 +9,14 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from weakref import WeakValueDictionary
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.device.base import Device
-from hongtu.device.capture import Recorder
 from hongtu.device.cpu import Backend
-from hongtu.device.frozen import Frozen, NotedLauncher, Recording
 from hongtu.device.pool import Make, Pool
 from hongtu.device.staged import StagedDevice
 from hongtu.device.streams import Event, Streams
@@ -41,10 +37,7 @@ class Scheduler:
 
     Attributes:
         waits: the reasons of all waits that there were.
-        recording: writes down what queues are given, while there is one.
     """
-
-    recording: Recording | None = None
 
     def __init__(self, seed: int = 0, ignored: frozenset[str] = frozenset()) -> None:
         self._random = random.Random(seed)
@@ -66,11 +59,6 @@ class Scheduler:
             chosen = ready[0] if len(ready) == 1 else self._random.choices(ready, [queue.speed for queue in ready])[0]
             chosen.step()
 
-    def each_given(self, change: Callable[[Callable[[], object]], Callable[[], object]]) -> None:
-        """Have queues do something else in place of every piece of work that they have been given and not done."""
-        for queue in self._queues:
-            queue.change(change)
-
     def drop_all(self) -> None:
         """Forget all work, after an error."""
         for queue in self._queues:
@@ -91,41 +79,27 @@ class Moment:
 
 
 class Queue:
-    """A stream whose work is done when the scheduler says so, the more often the higher its speed.
-
-    Attributes:
-        on_host: it is the host's own.
-    """
-
-    on_host = False
+    """A stream whose work is done when the scheduler says so, the more often the higher its speed."""
 
     def __init__(self, scheduler: Scheduler, speed: float) -> None:
         self._scheduler, self.speed = scheduler, speed
         self._work: deque[Callable[[], object] | Moment | tuple[Moment]] = deque()
 
     def run(self, work: Callable[[], object]) -> None:
-        recording = self._scheduler.recording
-        self._work.append(work if recording is None else recording.taken(self, work, on_host=self.on_host))
+        self._work.append(work)
 
     def record(self) -> Moment:
         moment = Moment(self._scheduler)
         self._work.append(moment)
-        if self._scheduler.recording is not None:
-            self._scheduler.recording.steps.append((self, moment))
         return moment
 
     def wait(self, event: Event, why: str) -> None:
         self._scheduler.waits.add(why)
         if isinstance(event, Moment) and why not in self._scheduler.ignored:
             self._work.append((event,))
-            if self._scheduler.recording is not None:
-                self._scheduler.recording.steps.append((self, (event, why)))
 
     def clear(self) -> None:
         self._work.clear()
-
-    def change(self, change: Callable[[Callable[[], object]], Callable[[], object]]) -> None:
-        self._work = deque(x if isinstance(x, Moment | tuple) else change(x) for x in self._work)
 
     @property
     def ready(self) -> bool:
@@ -188,38 +162,6 @@ class SimulatedDevice(StagedDevice):
         self._scheduler.drop_all()
 
 
-class FrozenRecorder:
-    """Captures what a scheduler's queues are given, and what a launcher launches for them."""
-
-    def __init__(self, scheduler: Scheduler, launcher: NotedLauncher) -> None:
-        self._scheduler, self._launcher = scheduler, launcher
-        self._memory: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()
-
-    def capture(self, work: Callable[[], None], drain: Callable[[], None]) -> Frozen:
-        with self._recording() as recording:
-            work()
-            self._scheduler.recording = None  # what is waited for below is no part of it
-            drain()
-        return Frozen(recording)
-
-    @contextmanager
-    def _recording(self) -> Iterator[Recording]:
-        recording = Recording(self._memory)
-        self._scheduler.each_given(lambda work: recording.noted(work, []))  # what was given before is no part of it
-        self._scheduler.recording = self._launcher.recording = recording
-        try:
-            with recording:
-                yield recording
-        finally:
-            self._scheduler.recording = self._launcher.recording = None
-
-    def beside(self) -> nullcontext[None]:
-        return nullcontext()
-
-    def forget(self) -> None:
-        pass
-
-
 class SimulatedBackend(Backend):
     """GPUs played by the CPU.
 
@@ -227,8 +169,6 @@ class SimulatedBackend(Backend):
         gpus: how many there are; partitions are dealt to them in turn. None: one for each partition.
         seed, ignored: as for ``Scheduler``.
         detours: GPUs reach neither the host's memory nor each other's themselves.
-        captures: passes that repeat are captured, as on a GPU: done again operation by operation, in memory that
-            nobody else gets.
 
     Raises:
         KernelError: no C++ compiler is installed.
@@ -242,12 +182,10 @@ class SimulatedBackend(Backend):
         seed: int = 0,
         ignored: frozenset[str] = frozenset(),
         detours: bool = False,
-        captures: bool = False,
     ) -> None:
-        self.gpus, self.detours, self._captures = gpus, detours, captures
+        self.gpus, self.detours = gpus, detours
         self.scheduler = Scheduler(seed, ignored)
-        self._launcher = NotedLauncher()
-        self.kernels: Kernels = CudaKernels(self._launcher)
+        self.kernels: Kernels = CudaKernels(HostLauncher())
 
     @property
     def pinned(self) -> Make:
@@ -256,13 +194,9 @@ class SimulatedBackend(Backend):
     def gpu_of(self, partition: int) -> int:
         return partition if self.gpus is None else partition % self.gpus
 
-    def recorder(self, devices: list[Device]) -> Recorder | None:
-        return FrozenRecorder(self.scheduler, self._launcher) if self._captures else None
-
     def devices(self, partitions: int, budget: int | None, traffic: Traffic) -> list[Device]:
         queue = self.scheduler.queue
         host, disk = queue(), queue()
-        host.on_host = disk.on_host = True
         gpus = {gpu: (queue(), queue(), queue()) for gpu in {self.gpu_of(i) for i in range(partitions)}}
         made: list[Device] = []
         for i in range(partitions):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import PLACES, Device, Stores
+from hongtu.device.base import Chosen, Device, Stores
 from hongtu.device.host_work import Put
 from hongtu.device.pool import Make, Pool
 from hongtu.device.script import Script, Source, Typed, scripts_of, typed
@@ -116,22 +116,13 @@ class StagedDevice(Device):
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         self.streams.load.run(lambda: self._copy(link, host, tensor))
 
-    def bring(
-        self,
-        name: str,
-        number: int,
-        source: Source,
-        link: str,
-        index: np.ndarray | None = None,
-        *,
-        places: str = PLACES,
-    ) -> Tensor:
+    def bring(self, name: str, number: int, source: Source, link: str, chosen: Chosen | None = None) -> Tensor:
         if self._scripts and name in self._script(number):
-            return self._script(number).pack(name, source, link, index)
+            return self._script(number).pack(name, source, link, None if chosen is None else chosen.rows)
         array = source()
         assert isinstance(array, Tensor), name
-        if index is not None:
-            return self._bring_rows(name, number, array, places, link)
+        if chosen is not None:
+            return self._bring_rows(name, number, array, chosen.buffer, link)
         part = self.staging(name, number)[: len(array)]
         if len(array):
             self.streams.load.run(lambda: self._copy(link, array, part))
@@ -148,8 +139,8 @@ class StagedDevice(Device):
         if len(host):
             self.streams.load.run(ship)
 
-    def _bring_rows(self, name: str, number: int, host: Tensor, places: str, link: str) -> Tensor:
-        rows = self._script(number).parts[places]
+    def _bring_rows(self, name: str, number: int, host: Tensor, buffer: str, link: str) -> Tensor:
+        rows = self._script(number).parts[buffer]
         part = self.staging(name, number)[: len(rows)]
 
         def gather() -> None:
@@ -166,14 +157,13 @@ class StagedDevice(Device):
         self.staging(f"deliver {name}", number)[: len(rows)].copy_(rows)
 
     def deliver(
-        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, index: np.ndarray | None,
-        places: str = PLACES,
-    ) -> None:  # fmt: skip
+        self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, chosen: Chosen | None
+    ) -> None:
         part = self.staging(f"deliver {name}", number)[:count]
-        if stores is True and index is None:
+        if stores is True and chosen is None:
             self.streams.flush.run(lambda: self._copy("write", part, host))
-        elif stores is True:
-            rows = self._script(number).parts[places]
+        elif stores is True and chosen is not None:
+            rows = self._script(number).parts[chosen.buffer]
 
             def scatter() -> None:
                 self._copy_rows(part, None, host, rows)
@@ -181,7 +171,8 @@ class StagedDevice(Device):
 
             self.streams.flush.run(scatter)
         else:
-            self._put_on_host("write", part, self.beside(f"add {name}", number)[:count], host, index, stores)
+            index, staging = None if chosen is None else chosen.rows, self.beside(f"add {name}", number)[:count]
+            self._put_on_host("write", part, staging, host, index, stores)
 
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray

@@ -143,29 +143,3 @@ class Streams:
     flush: Stream
     host: Stream
     disk: Stream = field(default_factory=Inline)
-
-
-class Turn:
-    """One set of staging memory, and how far each device has come with the batch that uses it.
-
-    Attributes:
-        set: the number of the batch in its pass, by which it has the set.
-        brought: on ``load``: values and structure are there; the host's side of the set is free again.
-        sent: on ``flush``: it has computed, and what it gave has left the device.
-        added: on ``host``: and has been stored or added up.
-        recalled: on ``disk``: the rows of the batch have come.
-        spilled: on ``disk``: what it gave has gone there.
-    """
-
-    def __init__(self, devices: int) -> None:
-        self.set = 0
-        self.brought: list[Event] = [DONE] * devices
-        self.sent: list[Event] = [DONE] * devices
-        self.added: list[Event] = [DONE] * devices
-        self.recalled: list[Event] = [DONE] * devices
-        self.spilled: list[Event] = [DONE] * devices
-
-    def of(self, number: int) -> Turn:
-        """Itself, for the batch of this number in its pass."""
-        self.set = number
-        return self

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import Device, Stores
+from hongtu.device.base import Chosen, Device, Stores
 from hongtu.device.capture import Asking
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.saved import Graph
@@ -76,6 +76,7 @@ class Chunk:
         set: the batch's number in its pass, by which it has a set of staging memory.
 
     Attributes:
+        own_number: its number among those of the partition.
         first, end: its vertices.
         rows: those that the pass computes.
         index: int32 [D], their positions among its vertices, or None where they are all of these.
@@ -89,7 +90,7 @@ class Chunk:
         self.first, self.end = (int(x) for x in p.view.chunk_start[number : number + 2])
         self.rows, self.index = p.view.destinations(number), p.view.row_in_chunk(number)
         self.num_dst = int(p.view.num_dst[number])
-        self._spans: dict[OwnRows, tuple[int, int]] = {}
+        self.own_number = number - i * p.view.chunks
         self.begin()
 
     def begin(self) -> None:
@@ -125,11 +126,7 @@ class Chunk:
 
     def span(self, rows: Selection) -> tuple[int, int]:
         """Where its rows of a tensor begin and end among all."""
-        if rows is DESTINATIONS or not isinstance(rows, OwnRows):
-            return self.first, self.end
-        if rows not in self._spans:
-            self._spans[rows] = rows.at(self.first), rows.at(self.end)
-        return self._spans[rows]
+        return (rows.at(self.first), rows.at(self.end)) if isinstance(rows, OwnRows) else (self.first, self.end)
 
     def on_host(self, ref: Ref) -> Tensor:
         """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
@@ -144,13 +141,18 @@ class Chunk:
             return self.index
         return rows.index(self.p.view, self.number) if isinstance(rows, OwnRows) else None
 
+    def _chosen(self, rows: Selection) -> Chosen | None:
+        """The same, and to where they were brought."""
+        index = self._index(rows)
+        return Chosen(rows.places, index) if isinstance(rows, OwnRows) and index is not None else None
+
     def stores(self, stored: Stored, kept: Kept | None) -> Stores:
         """What goes to the disk is stored; it is added up when it is recalled."""
         return stored.of(self.rows) if self.in_memory(kept) else True
 
     def bring(self, x: Copy) -> None:
         """An array, or rows of a host tensor, to a register or to where it stays."""
-        array, index = partial(self._array, x.src), self._index(x.src.rows) if x.src.where == "host" else None
+        array = partial(self._array, x.src)
         if isinstance(x.dst.rows, PartOfChunk):
             rows = array()
             rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
@@ -159,9 +161,8 @@ class Chunk:
             # through NumPy: the disk writes to other sets, which autograd counts as a write to all
             self.registers[x.dst.tensor] = torch.from_numpy(array().numpy())
         else:
-            places = x.src.rows.places if isinstance(x.src.rows, OwnRows) else ""
-            bring = self.device.bring
-            self.registers[x.dst.tensor] = bring(x.dst.tensor, self.set, array, x.link, index, places=places)
+            chosen = self._chosen(x.src.rows) if x.src.where == "host" else None
+            self.registers[x.dst.tensor] = self.device.bring(x.dst.tensor, self.set, array, x.link, chosen)
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
@@ -175,8 +176,8 @@ class Chunk:
 
     def part(self, buffer: str, start: tuple[np.ndarray, ...]) -> Tensor:
         """The chunk's part of what stays on the device."""
-        own = self.number - self.i * self.p.view.chunks
-        return self.device.buffer(buffer)[start[self.i][own] : start[self.i][own + 1]]
+        begin, end = start[self.i][self.own_number : self.own_number + 2]
+        return self.device.buffer(buffer)[begin:end]
 
     def deliver(self, x: Copy) -> None:
         """What was written for a host tensor reaches it."""
@@ -184,6 +185,4 @@ class Chunk:
         assert isinstance(stored, Stored) and isinstance(own, OwnRows)
         rows, stores = self.on_host(x.dst), self.stores(stored, kept)
         count = int(x.src.rows.entries(self.p.view)[self.number])
-        self.device.deliver(
-            name, self.set, count, rows, stores=stores, index=self._index(own), places=own.places
-        )  # fmt: skip
+        self.device.deliver(name, self.set, count, rows, stores=stores, chosen=self._chosen(own))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -27,10 +27,9 @@ from hongtu.engine.reads import Reads
 from hongtu.errors import OutputError
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import DiskLayout, Kept, Region
+from hongtu.plan.memory.disk import DiskLayout, Kept
 from hongtu.plan.program.moves import Ref
-from hongtu.plan.program.on_disk import Bucket, Laid, Summed
-from hongtu.plan.program.rows import Picks
+from hongtu.plan.program.on_disk import Bucket, Laid, Summed, Target
 
 CAST = 1 << 16  # bytes that are cast at a time: torch takes no threads for so few
 
@@ -89,7 +88,7 @@ class Disk:
             self._recall_given(there, into, chunk)
             return
         first, end = _span(there, chunk)
-        where = chunk.i, _number(chunk), first, end, _row_bytes(into)
+        where = chunk.i, chunk.own_number, first, end, _row_bytes(into)
         pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
         if there.rows.straight:
             self._read_chunk(self._reads, next(pieces).begin, there, chunk)
@@ -121,7 +120,8 @@ class Disk:
 
     def recall_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch loads, by row, into set ``number`` of staging memory, for device ``i``."""
-        region, picks = _bucket(there)
+        assert isinstance(there.rows, Bucket)
+        region, picks = there.rows.region, there.rows.picks
         lies, into = region.buckets[i].of_batch(batch), device.beside(f"bucket {there.tensor}", number)
         here = region.buckets[i].in_memory(batch)
         if here:
@@ -133,33 +133,22 @@ class Disk:
 
     def spill(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
-        rows = _staging(there, chunk)
+        rows, first = _staging(there, chunk), _span(there, chunk)[0]
         assert isinstance(there.rows, Laid)
-        if there.rows.own is not None:
-            self._write(there.rows.own + _span(there, chunk)[0] * _row_bytes(rows), rows)
-        self._give(there.rows.takers, rows, chunk)
+        self._put(rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows)))
 
     def spill_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch flushes, from set ``number`` of staging memory, to each chunk's place."""
-        region, _ = _bucket(there)
-        rows, buckets = device.beside(f"bucket {there.tensor}", number), region.buckets[i]
-        at = buckets.in_memory(batch)
-        for lo, count in zip(buckets.begin[batch].tolist(), buckets.count[batch].tolist(), strict=True):
-            if count:
-                self._write(region.begin[i] + lo * _row_bytes(rows), rows[at : at + count])
-            at += count
+        rows = device.beside(f"bucket {there.tensor}", number)
+        assert isinstance(there.rows, Bucket)
+        self._put(rows, there.rows.places(i, batch, _row_bytes(rows)))
 
     # ------------------------------------------------------------------------------------------------------ the file
 
-    def _give(self, takers: tuple[Region, ...], rows: Tensor, chunk: Chunk) -> None:
-        """Write a chunk's rows into the buckets of the batches that load them."""
-        number = _number(chunk)
-        for region in takers:
-            buckets, begin = region.buckets[chunk.i], region.begin[chunk.i]
-            for lo, count in zip(buckets.begin[:, number].tolist(), buckets.count[:, number].tolist(), strict=True):
-                if count:
-                    taken = as_numpy(rows).take(buckets.rows(slice(lo, lo + count)) - chunk.first, axis=0)
-                    self._write(begin + lo * _row_bytes(rows), torch.from_numpy(taken))
+    def _put(self, rows: Tensor, places: Iterable[Target]) -> None:
+        for begin, which in places:
+            taken = rows[which] if isinstance(which, slice) else torch.from_numpy(as_numpy(rows).take(which, axis=0))
+            self._write(begin, taken)
 
     def _write(self, begin: int, rows: Tensor) -> None:
         start, data = perf_counter(), _bytes_of(rows)
@@ -220,11 +209,6 @@ def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, h
     put_rows_alone(bucket.numpy()[: len(places)], host.numpy(), places, flags)
 
 
-def _bucket(there: Ref) -> tuple[Region, Picks]:
-    assert isinstance(there.rows, Bucket)
-    return there.rows.region, there.rows.picks
-
-
 def _staging(there: Ref, chunk: Chunk) -> Tensor:
     """The chunk's own rows of a tensor."""
     first, end = _span(there, chunk)
@@ -235,11 +219,6 @@ def _span(there: Ref, chunk: Chunk) -> tuple[int, int]:
     """The first of the chunk's own rows of a tensor, and the one behind them."""
     assert there.kept is not None
     return int(there.kept.at(chunk.first)), int(there.kept.at(chunk.end))
-
-
-def _number(chunk: Chunk) -> int:
-    """On its device."""
-    return chunk.number - chunk.i * chunk.p.view.chunks
 
 
 def _row_bytes(rows: Tensor) -> int:

@@ -14,6 +14,7 @@ from hongtu.device.backends import Backend
 from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor, Spot
 from hongtu.engine.host_rows import make_host
+from hongtu.engine.instructions import Means
 from hongtu.engine.messages import Messages
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
@@ -85,11 +86,13 @@ class Engine:
         if plan.spilled:
             most = between_batches(plan, has_devices=backend.on_host)
             self._disk = Disk(str(spill), plan.disk, self._traffic, self.host, artifact.features)
-        self._executor = Executor(
-            self.program, self.replicas.of, self.host, self._devices, loss, artifact.num_edges,
-            artifact.whole.num_vertices, artifact.own_end, ranks, messages, self._disk, most,
-            None if self.program.eager else backend.recorder(self._devices),
+        means = Means(
+            networks=self.replicas.of, host=self.host, devices=self._devices, loss=loss,
+            num_graph_edges=artifact.num_edges, num_graph_vertices=artifact.whole.num_vertices,
+            own_end=artifact.own_end, ranks=ranks, messages=messages, disk=self._disk, most=most,
+            recorder=None if self.program.eager else backend.recorder(self._devices),
         )  # fmt: skip
+        self._executor = Executor(self.program, means)
         self._counted = False
 
     def close(self) -> None:

@@ -5,25 +5,18 @@ from __future__ import annotations
 import warnings
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from hongtu.device.base import Device
-from hongtu.device.capture import CaptureError, Recorder
-from hongtu.device.streams import Turn
-from hongtu.engine.chunk import Chunk, Partition
-from hongtu.engine.disk import Disk
-from hongtu.engine.host_store import HostStore
-from hongtu.engine.instructions import Instructions
-from hongtu.engine.messages import Messages
+from hongtu.device.capture import CaptureError
+from hongtu.device.streams import Event
+from hongtu.engine.chunk import Chunk
+from hongtu.engine.instructions import Instructions, Means
 from hongtu.engine.repeats import Moved, Repeats
 from hongtu.host import trim_beyond
-from hongtu.model.network import Network
 from hongtu.plan.program import moves
+from hongtu.plan.program.moves import EventName
 from hongtu.plan.program.predict import kept_bytes, placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.ranks.together import Together
 
 LINKED = 1 << 10  # batches, of all passes, whose chunks are kept from epoch to epoch
 
@@ -40,45 +33,15 @@ class Spot(NamedTuple):
 class Executor(Instructions):
     """Interprets the passes of a program.
 
-    Args:
-        program: what to run.
-        networks, host, devices, loss, ranks, messages, disk: as for ``Instructions``.
-        num_graph_edges, num_graph_vertices: of the whole graph, of which the program may run a share.
-        own_end: int64 [m], the row behind the last of every partition that is this rank's own; None: all rows are.
-        most: bytes of anonymous memory that the process may have between two batches then.
-        recorder: captures passes that repeat, or None.
-
     Attributes:
         seconds: of every pass of the last ``run``, by name.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        networks: list[Network],
-        host: HostStore,
-        devices: list[Device],
-        loss: Any,
-        num_graph_edges: int,
-        num_graph_vertices: int,
-        own_end: np.ndarray | None = None,
-        ranks: Together | None = None,
-        messages: Messages | None = None,
-        disk: Disk | None = None,
-        most: int = 0,
-        recorder: Recorder | None = None,
-    ) -> None:
-        start = program.setup[0].view.partition_start
-        partitions = [
-            Partition(device, network, host, loss, int(first), int(end), num_graph_edges)
-            for device, network, first, end in zip(
-                devices, networks, start[:-1], start[1:] if own_end is None else own_end, strict=True
-            )
-        ]
-        super().__init__(networks, host, devices, loss, partitions, num_graph_vertices, ranks, messages, disk)
-        self.program, self._most, self._keeps = program, most, False
+    def __init__(self, program: Program, means: Means) -> None:
+        super().__init__(means, program.setup[0].view.partition_start)
+        self.program, self._keeps = program, False
         self._linked: dict[tuple[str, int], list[Chunk]] = {}  # by pass and batch
-        self.repeats = Repeats(program, partitions, host, recorder)
+        self.repeats = Repeats(program, self.partitions, self.host, means.recorder)
         self.seconds: dict[str, float] = {}
 
     @property
@@ -162,7 +125,7 @@ class Executor(Instructions):
             self.host.drop_spare()
             for device in self.devices:
                 device.drop_spare()
-            trim_beyond(self._most - self._coming(p))
+            trim_beyond(self.means.most - self._coming(p))
         self._run(p.before)
         self._allocate(p)
         for x in p.body:
@@ -177,12 +140,12 @@ class Executor(Instructions):
         self._run(p.frees)
 
     def _run_batches(self, p: PassProgram) -> None:
-        turns = [Turn(len(self.devices)) for _ in range(max(p.sets, 1 + p.ahead))]
-        most = self._most
+        most = self.means.most
+        sets: list[dict[EventName, list[Event]]] = [{} for _ in range(max(p.sets, 1 + p.ahead))]
         for step in range(len(p.order) + p.ahead if p.order else 0):
             for body, at in ((p.recalls, step), (p.body, step - p.ahead)):
                 if body and 0 <= at < len(p.order):
-                    self._turn, self._batch = turns[at % len(turns)].of(at), p.order[at]
+                    self._events, self._set, self._batch = sets[at % len(sets)], at, p.order[at]
                     self._chunks = self._chunks_of(p)
                     self._run(body)
                     for chunk in self._chunks:
@@ -197,7 +160,7 @@ class Executor(Instructions):
         found = self._linked.get((p.name, self._batch))
         if found is None:
             busy, batch = p.busy(self._batch), self._batch
-            found = [Chunk(self.partitions[i], p, i, batch, number, self._turn.set) for i, number in busy]
+            found = [Chunk(self.partitions[i], p, i, batch, number, self._set) for i, number in busy]
             if len(self._linked) < LINKED and self.disk is None:
                 self._linked[p.name, batch] = found
         return found
@@ -208,12 +171,12 @@ class Executor(Instructions):
 
     def _keep_scripts(self) -> None:
         """Have memory in which what one copy brings in an epoch's batches stays, if it is not there."""
-        item, keeping = self.host.dtype.itemsize, [p for p in self.program.train if p.keeps and p.packed]
+        keeping = [p for p in self.program.train if p.keeps and p.packed]
         for p in keeping if not self._keeps else ():
             for i, device in enumerate(self.devices):
                 dtypes = {name: self.host.torch_dtype(p.buffers[i][name].dtype) for name in p.packed}
-                device.keep_scripts(p.name, script_bytes(p, i, item), dtypes)
-        self.host.keep_pinned(0 if self._keeps else kept_bytes(keeping, item))
+                device.keep_scripts(p.name, script_bytes(p, i), dtypes)
+        self.host.keep_pinned(0 if self._keeps else kept_bytes(keeping))
         self._keeps = True
 
     def _allocate(self, p: PassProgram) -> None:
@@ -234,5 +197,5 @@ class Executor(Instructions):
         """Bytes that a pass takes from its beginning."""
         placed = (x for x in p.before if isinstance(x, moves.Place))
         buffers = (*p.passing, *(buffer for own in p.buffers for buffer in own.values()))
-        item = self.host.dtype.itemsize
-        return sum(sum(x.rows) * placed_row(x, item) for x in placed) + sum(buffer.nbytes(item) for buffer in buffers)
+        nbytes = (sum(x.rows) * placed_row(x, p.itemsize) for x in placed)
+        return sum(nbytes) + sum(buffer.nbytes(p.itemsize) for buffer in buffers)

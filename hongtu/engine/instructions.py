@@ -7,14 +7,17 @@ the checkpoints there, gradients accumulated on the host.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hongtu.device.base import Device
-from hongtu.device.streams import Turn
+from hongtu.device.capture import Recorder
+from hongtu.device.streams import DONE, Event
 from hongtu.engine.body import Body
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
@@ -31,39 +34,61 @@ from hongtu.plan.program.rows import Picked
 from hongtu.ranks.together import Alone, Together
 
 
-class Instructions:
-    """A method for each kind, for each link of copies and for each kernel that is no chunk's, by its verb.
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a program is run with.
 
-    Args:
+    Attributes:
         networks: the model of each partition.
         host: vertex tensors; must hold "statistics", "factors" and "edge_id_start" where layers need them.
         devices: one per partition.
         loss: evaluated where the program says so.
-        partitions: each with its device and network.
-        num_graph_vertices: of the whole graph, of which the program may run a share.
+        num_graph_edges, num_graph_vertices: of the whole graph, of which the program may run a share.
+        own_end: int64 [m], the row behind the last of every partition that is this rank's own; None: all rows are.
         ranks: who runs the other shares.
         messages: between ranks, or None where the program has none.
         disk: has the rows that the host does not hold, or None where the program spills none.
+        most: bytes of anonymous memory that the process may have between two batches then.
+        recorder: captures passes that repeat, or None.
     """
 
-    def __init__(
-        self,
-        networks: list[Network],
-        host: HostStore,
-        devices: list[Device],
-        loss: Any,
-        partitions: list[Partition],
-        num_graph_vertices: int,
-        ranks: Together | None = None,
-        messages: Messages | None = None,
-        disk: Disk | None = None,
-    ) -> None:
-        self.networks, self.host, self.devices, self.loss = networks, host, devices, loss
-        self.partitions, self.num_graph_vertices = partitions, num_graph_vertices
-        self.messages, self.disk, self.ranks = messages, disk, ranks or Alone()
+    networks: list[Network]
+    host: HostStore
+    devices: list[Device]
+    loss: Any
+    num_graph_edges: int
+    num_graph_vertices: int
+    own_end: np.ndarray | None = None
+    ranks: Together = field(default_factory=Alone)
+    messages: Messages | None = None
+    disk: Disk | None = None
+    most: int = 0
+    recorder: Recorder | None = None
+
+    def partitions(self, start: np.ndarray) -> list[Partition]:
+        """Each with its device and network; ``start``: int64 [m + 1], where they begin."""
+        ends = start[1:] if self.own_end is None else self.own_end
+        return [
+            Partition(device, network, self.host, self.loss, int(first), int(end), self.num_graph_edges)
+            for device, network, first, end in zip(self.devices, self.networks, start[:-1], ends, strict=True)
+        ]
+
+
+class Instructions:
+    """A method for each kind, for each link of copies and for each kernel that is no chunk's, by its verb.
+
+    Args:
+        start: int64 [m + 1], where partitions begin.
+    """
+
+    def __init__(self, means: Means, start: np.ndarray) -> None:
+        self.means, self.partitions = means, means.partitions(start)
+        self.networks, self.host, self.devices = means.networks, means.host, means.devices
+        self.messages, self.disk, self.ranks = means.messages, means.disk, means.ranks
         self._current: PassProgram | None = None
         self._batch = 0
-        self._turn = Turn(len(devices))
+        self._set = 0  # the batch's number in its pass, by which it has a set of staging memory
+        self._events: dict[moves.EventName, list[Event]] = {}  # of the batches that have this set, of every device
         self._chunks: list[Chunk] = []
         self._brought: dict[str, list[Tensor]] = {}  # columns of picks, of every device
 
@@ -97,7 +122,7 @@ class Instructions:
         norms = self._norms(x.settings["stage"])
         for norm in norms:
             norm.forget()
-        wanted = norms[0].gathers(self.num_graph_vertices)
+        wanted = norms[0].gathers(self.means.num_graph_vertices)
         for partition in self.partitions:
             partition.moments = Moments(partition.device.numbers(2, x.settings["columns"]), wanted=wanted)
 
@@ -107,7 +132,7 @@ class Instructions:
         statistics = Moments.combine(gathered).with_others(self.ranks.gather).statistics
         for network, moments in zip(self.networks, gathered, strict=True):
             norm = network.norm(x.settings["stage"])
-            norm.set_statistics(statistics, moments.mean.device, self.num_graph_vertices)
+            norm.set_statistics(statistics, moments.mean.device, self.means.num_graph_vertices)
         for device in self.devices:
             device.begin()
 
@@ -137,19 +162,20 @@ class Instructions:
         """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
         context = self.networks[0].context
         output, gradient = self.host[x.settings["output"]], self.host[x.settings["gradient"]]
-        self.partitions[0].loss_value.add_(self.loss.backward(output, gradient, context.seed, context.epoch))
+        self.partitions[0].loss_value.add_(self.means.loss.backward(output, gradient, context.seed, context.epoch))
 
     # ------------------------------------------------------------------------------------------------------- streams
 
     def wait(self, x: moves.Wait) -> None:
-        for device, event in zip(self.devices, getattr(self._turn, x.event), strict=True):
+        nothing: list[Event] = [DONE] * len(self.devices)
+        for device, event in zip(self.devices, self._events.get(x.event, nothing), strict=True):
             if x.stream == "dispatch":
                 event.synchronize(x.why)
             else:
                 getattr(device.streams, x.stream).wait(event, x.why)
 
     def signal(self, x: moves.Signal) -> None:
-        setattr(self._turn, x.event, [getattr(device.streams, x.stream).record() for device in self.devices])
+        self._events[x.event] = [getattr(device.streams, x.stream).record() for device in self.devices]
 
     def follow(self, x: moves.Follow) -> None:
         for device in self.devices:
@@ -172,7 +198,7 @@ class Instructions:
                 chunk.bring(x)
             return
         self._brought[x.dst.tensor] = [
-            device.bring(x.dst.tensor, self._turn.set, partial(x.src.rows.of, i, self._batch), x.link)
+            device.bring(x.dst.tensor, self._set, partial(x.src.rows.of, i, self._batch), x.link)
             for i, device in enumerate(self.devices)
         ]
 
@@ -180,7 +206,7 @@ class Instructions:
 
     def ship(self, x: moves.Ship) -> None:
         for device in self.devices:
-            device.ship(self._turn.set)
+            device.ship(self._set)
 
     def _at(self, ref: Ref) -> list[Tensor]:
         """Where the rows of a reference are, as it was brought to every device."""
@@ -190,7 +216,7 @@ class Instructions:
     def _host_rows(self, ref: Ref, device: Device) -> Tensor:
         """What the rows of a column are counted in."""
         if isinstance(ref.rows, Picked) and ref.rows.column == "place":
-            return device.beside(f"bucket {ref.tensor}", self._turn.set)
+            return device.beside(f"bucket {ref.tensor}", self._set)
         return self.host[ref.tensor]
 
     def load(self, x: Copy) -> None:
@@ -202,9 +228,9 @@ class Instructions:
             device.move_rows("pull", rows, source, device.buffer(x.dst.tensor), target)
 
     def push(self, x: Copy) -> None:
-        assert x.contended is not None
+        assert isinstance(x.dst.rows, Picked)
         for device, (peer, rows), target, source in self._by_peer(x.dst, x.src):
-            contended = (self._batch, peer) in x.contended.pairs
+            contended = (self._batch, peer) in x.dst.rows.picks.contended  # else each row has one writer
             device.push_rows(device.buffer(x.src.tensor), source, rows, target, contended=contended)
 
     def _by_peer(self, theirs: Ref, own: Ref) -> Iterator[tuple[Device, tuple[int, Tensor], Tensor, Tensor]]:
@@ -221,7 +247,7 @@ class Instructions:
         for i, (device, slots) in enumerate(zip(self.devices, self._at(x.src), strict=True)):
             into, host = stores[i].of(rows.picks.of(i, self._batch)), self._host_rows(x.dst, device)
             cache, bucket = device.buffer(x.src.tensor), into if kept is None else True
-            device.flush_rows(self._turn.set, cache, slots, host, rows.of(i, self._batch), bucket)
+            device.flush_rows(self._set, cache, slots, host, rows.of(i, self._batch), bucket)
             if kept is not None and kept.rows:
                 vertices = rows.picks.column("row", i, self._batch)
                 device.streams.host.run(partial(add_kept, kept, host, vertices, into, self.host[x.dst.tensor]))
@@ -244,7 +270,7 @@ class Instructions:
         if isinstance(there.rows, Bucket):
             move = getattr(self.disk, f"{x.verb}_bucket")
             for i, device in enumerate(self.devices):
-                device.streams.disk.run(partial(move, there, device, i, self._batch, self._turn.set))
+                device.streams.disk.run(partial(move, there, device, i, self._batch, self._set))
             return
         for chunk in self._chunks:
             if not chunk.in_memory(there.kept):

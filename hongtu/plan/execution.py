@@ -38,7 +38,7 @@ class ExecutionPlan(PlannedMemory):
     @property
     def setup_traffic(self) -> Traffic:
         """Predicted traffic of what runs once before the first epoch, resident features and structure included."""
-        return sum((self._traffic_of(p, i) for p in self.program.setup for i in self._devices), Traffic())
+        return sum((device_traffic(p, i) for p in self.program.setup for i in self._devices), Traffic())
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -56,12 +56,12 @@ class ExecutionPlan(PlannedMemory):
 
     def device_traffic(self, p: Pass, device: int) -> Traffic:
         """Predicted traffic of one pass on one device; also where its transfers are only counted."""
-        return self._traffic_of(self.pass_program(p), device)
+        return device_traffic(self.pass_program(p), device)
 
     def disk_bytes(self, passes: Iterable[Pass]) -> tuple[int, int]:
         """Predicted bytes of rows that passes recall from the disk and that they spill, on all devices."""
         programs, devices = [self.pass_program(p) for p in passes], self._devices
-        found = [disk_bytes(p, i, self.passes.width, self.shape.itemsize) for p in programs for i in devices]
+        found = [disk_bytes(p, i) for p in programs for i in devices]
         return sum(recalled for recalled, _ in found), sum(spilled for _, spilled in found)
 
     def pass_program(self, p: Pass) -> PassProgram:
@@ -112,7 +112,7 @@ class ExecutionPlan(PlannedMemory):
         found = []
         for group in (self.program.train, self.program.evaluate):
             passes = (first, *setup, *group)
-            for p, pinned in zip(passes, host_peaks(passes, self._lasting(group), self.shape.itemsize), strict=True):
+            for p, pinned in zip(passes, host_peaks(passes, self._lasting(group)), strict=True):
                 found.append((pinned, *(nbytes + self.workspace.get(p.name, 0) for nbytes in arenas[p.name])))
         pinned, *placed = max(found, key=sum)
         return {"pinned host": pinned, "pageable host": self._pageable} | dict(
@@ -131,7 +131,7 @@ class ExecutionPlan(PlannedMemory):
     @cached_property
     def script_bytes(self) -> int:
         """Bytes of the host in which scripts stay from the first epoch on."""
-        return kept_bytes(self.program.train, self.shape.itemsize)
+        return kept_bytes(self.program.train)
 
     @property
     def _devices(self) -> range:
@@ -141,13 +141,10 @@ class ExecutionPlan(PlannedMemory):
     def _compiled(self) -> dict[str, PassProgram]:
         return {}
 
-    def _traffic_of(self, p: PassProgram, device: int) -> Traffic:
-        return device_traffic(p, device, self.passes.width, self.shape.itemsize)
-
     def _pinned(self, passes: tuple[PassProgram, ...]) -> int:
         """Peak bytes of the host's vertex rows in passes after those of set-up; without any, in those of set-up."""
         setup = self.program.setup
-        peaks = list(host_peaks((*setup, *passes), self._lasting(passes), self.shape.itemsize))
+        peaks = list(host_peaks((*setup, *passes), self._lasting(passes)))
         return max(peaks[len(setup) :] if passes else peaks)
 
     def _lasting(self, passes: tuple[PassProgram, ...]) -> dict[str, int]:

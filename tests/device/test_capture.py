@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import hongtu
-from hongtu.device import frozen
-from hongtu.device import simulated as simulated_module
 from hongtu.device.capture import CaptureError
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.engine.repeats import FIRST, SECOND
@@ -19,7 +17,8 @@ from hongtu.nn import BatchNorm, Dropout, GCNConv
 from hongtu.nn.dropout import epoch_key
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
-from tests import problems, training
+from tests import frozen, problems, training
+from tests.frozen import CapturingBackend
 from tests.models import SIX
 from tests.staged import simulated
 
@@ -35,7 +34,12 @@ def trainer_of(layers, grain, *, captures, strategy=OUT_OF_CORE, **options):
     layers = layers(artifact.feature_width, artifact.num_classes)
     for parameter in torch.nn.ModuleList(layers).parameters():
         torch.nn.init.normal_(parameter)
-    options = {"device": SimulatedBackend(captures=captures), "strategy": strategy, "dtype": torch.float64, **options}
+    options = {
+        "device": CapturingBackend() if captures else SimulatedBackend(),
+        "strategy": strategy,
+        "dtype": torch.float64,
+        **options,
+    }
     return hongtu.Trainer(artifact, layers, optimizer=lambda p: torch.optim.Adam(p, lr=0.1), **options)
 
 
@@ -220,7 +224,7 @@ def test_what_people_change_between_epochs_is_seen(change, monkeypatch):
 def test_what_cannot_be_captured_is_run_again_eagerly(monkeypatch):
     """In the middle of an epoch: it is as if nothing had been tried."""
     eager, captured = (trainer_of(dropping(SIX[1]), (1, 3), captures=c) for c in (False, True))
-    capture, tried = simulated_module.FrozenRecorder.capture, []
+    capture, tried = frozen.FrozenRecorder.capture, []
 
     def fails(self, work, drain):
         tried.append(self)
@@ -229,7 +233,7 @@ def test_what_cannot_be_captured_is_run_again_eagerly(monkeypatch):
             raise CaptureError("something cannot be captured")
         return capture(self, work, drain)
 
-    monkeypatch.setattr(simulated_module.FrozenRecorder, "capture", fails)
+    monkeypatch.setattr(frozen.FrozenRecorder, "capture", fails)
     for number in (1, 2, 3):
         with pytest.warns(UserWarning, match="not captured from now on: something") if number == 2 else nullcontext():
             found = epoch(captured, number)

@@ -9,7 +9,7 @@ import torch
 
 import hongtu
 from hongtu.cuda_ext import arguments
-from hongtu.device.frozen import NotedLauncher
+from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.hardware import padded
 from hongtu.kernels.dispatch import as_on_gpu, laned, new_rows, plain_rows
@@ -17,6 +17,7 @@ from hongtu.nn import CommNetConv, GATConv, GCNConv, GGCNConv, TransformerConv
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
 from tests import models, problems, training
+from tests.frozen import CapturingBackend
 from tests.models import SIX
 from tests.staged import SINGLE, check, simulated
 from tests.tape import conflicts, taped, taping
@@ -63,7 +64,7 @@ def test_what_torch_copies_of_padded_rows_is_planned():
 def epochs(model, captures):
     artifact = training.prepare(problems.odd_widths(), 1, 4)
     torch.manual_seed(0)
-    layers, device = model.build(problems.odd_widths()), SimulatedBackend(captures=captures)
+    layers, device = model.build(problems.odd_widths()), CapturingBackend() if captures else SimulatedBackend()
     trainer = hongtu.Trainer(
         artifact, layers, optimizer=training.sgd, device=device, strategy=OUT_OF_CORE, loss=model.loss
     )
@@ -104,13 +105,13 @@ LAYERS = {
 @pytest.mark.long
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
 def test_lanes_move_16_bytes_of_every_row_that_an_edge_reads(layer, monkeypatch):
-    launched, launch = set(), NotedLauncher.launch
+    launched, launch = set(), HostLauncher.launch
 
     def note(self, name, *given):
         launched.add(name)
         launch(self, name, *given)
 
-    monkeypatch.setattr(NotedLauncher, "launch", note)
+    monkeypatch.setattr(HostLauncher, "launch", note)
     artifact = training.prepare(problems.odd_widths(), 4, 4)
     layers = [layer(artifact.feature_width, HIDDEN), layer(HIDDEN, artifact.num_classes)]
     trainer = hongtu.Trainer(artifact, layers, optimizer=training.sgd, device=SimulatedBackend(), strategy=OUT_OF_CORE)

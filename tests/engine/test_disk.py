@@ -168,8 +168,8 @@ def test_rows_come_to_where_they_are_used(header, tmp_path, monkeypatch):
 def test_the_disk_has_no_threads_of_torch(tmp_path):
     """OpenMP would have more of them than there are processors, and let all sleep wherever one waits."""
     made, rows, seen = disk.Disk(str(tmp_path), DiskLayout(1 << 20), Traffic(), None, None), torch.ones(4096, 64), []
-    device, view = SimpleNamespace(beside=lambda name, number: rows), SimpleNamespace(chunks=1)
-    chunk = SimpleNamespace(i=0, first=0, end=4096, number=0, set=0, device=device, p=SimpleNamespace(view=view))
+    device = SimpleNamespace(beside=lambda name, number: rows)
+    chunk = SimpleNamespace(i=0, first=0, end=4096, own_number=0, set=0, device=device)
     kept = Kept(np.array([0]), np.array([0]))
     nothing = Ref(tensor="rows", where="disk", rows=Summed((), False), kept=kept)
 

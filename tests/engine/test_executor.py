@@ -155,7 +155,7 @@ def test_seconds_are_those_of_the_last_run():
 @pytest.fixture
 def run():
     found = Run(planned("gcn", "paper"))
-    found.executor._turn.set = 0
+    found.executor._set = 0
     return found
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from hongtu.device.backends import Backend
 from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore
+from hongtu.engine.instructions import Means
 from hongtu.metrics import Traffic
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, OUTPUT
@@ -119,15 +120,11 @@ class Run:
         for device in self.devices:
             device.reserve("model", plan.shape.model_bytes)
         self.program = plan.program
-        self.executor = Executor(
-            self.program,
-            [self.toy] * len(self.devices),
-            self.host,
-            self.devices,
-            self.toy,
-            plan.topology.num_edges,
-            tiny.V,
-        )
+        means = Means(
+            networks=[self.toy] * len(self.devices), host=self.host, devices=self.devices, loss=self.toy,
+            num_graph_edges=plan.topology.num_edges, num_graph_vertices=tiny.V,
+        )  # fmt: skip
+        self.executor = Executor(self.program, means)
 
     def setup(self) -> None:
         self.executor.run(self.program.setup)

@@ -480,7 +480,7 @@ def given(plan: Any) -> list[Alloc]:
         found.append(Alloc(Ref(FEATURES, HOST), plan.in_memory(FEATURES), row, row, stays=True))
     for p in plan.program.train:
         for i in range(len(p.buffers)) if p.keeps and p.packed else ():
-            for batch, nbytes in zip(p.order, script_bytes(p, i, item), strict=True):
+            for batch, nbytes in zip(p.order, script_bytes(p, i), strict=True):
                 ref = Ref(f"script {p.name} {batch}", Space("staging", i))
                 found.append(Alloc(ref, nbytes, 1, aligned(nbytes) / nbytes if nbytes else 1, stays=True))
     return found

@@ -46,7 +46,7 @@ def test_bytes_of_every_link(name):
     for one in lowered(name):
         found = traffic(one.ops, there)
         for i in range(plan.topology.partitions):
-            expected = device_traffic(one.p, i, plan.passes.width, plan.shape.itemsize)
+            expected = device_traffic(one.p, i)
             assert (found[i].bytes, found[i].rows) == (expected.bytes, expected.rows), one.p.name
             whole += found[i] if one.p in plan.program.train else Traffic()
     assert whole.bytes == plan.bytes and whole.rows == plan.rows
@@ -55,14 +55,14 @@ def test_bytes_of_every_link(name):
 @pytest.mark.parametrize("name", PLANS)
 def test_peaks_of_every_memory(name):
     plan, there = planned(name), start(name)
-    program, item = plan.program, plan.shape.itemsize
+    program = plan.program
     found = [peaks(one.ops, there) for one in lowered(name)]
     setup, train = len(program.setup), len(program.train)
     both = ((program.train, found[setup : setup + train]), (program.evaluate, found[setup + train :]))
     for group, own in both:
-        assert [of["pinned host"] for of in own] == list(
-            host_peaks((*program.setup, *group), plan._lasting(group), item)
-        )[setup:]
+        assert [of["pinned host"] for of in own] == list(host_peaks((*program.setup, *group), plan._lasting(group)))[
+            setup:
+        ]
     lists = [one.ops for one in lowered(name)]
     groups = lists[setup : setup + train], lists[setup + train :]
     arena = plan.arena_bytes

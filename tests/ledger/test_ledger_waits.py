@@ -70,6 +70,6 @@ def test_adds_that_race_are_those_that_are_atomic(name):
     for one, (_, adding) in zip(lowered(name), pairs_of(name), strict=True):
         racing = {(one.batches[j], one.ops[j].dst.space.number) for j, _ in Order(one).unordered(adding).tolist()}
         pushes = [x for x in one.p.body if x.verb == "push"]
-        assert racing == {pair for x in pushes for pair in x.contended.pairs}
+        assert racing == {pair for x in pushes for pair in x.dst.rows.picks.contended}
         found |= racing
     assert found or name == "one device"

@@ -34,7 +34,7 @@ def program_of(model="gcn", memory=None, hardware=CPU, strategy="full", **option
 
 
 def example():
-    return list_program(program_of(memory=13_000, strategy=Strategy(resident=False)), 4, "fused 1")
+    return list_program(program_of(memory=13_000, strategy=Strategy(resident=False)), "fused 1")
 
 
 def test_example_in_the_docs():
@@ -47,15 +47,15 @@ def test_example_in_the_docs():
 @pytest.mark.parametrize("model", ["gcn", "gat", "sage"])
 def test_every_instruction_is_listed(model, hardware):
     program = program_of(model, hardware=hardware)
-    text = list_program(program, 4)
+    text = list_program(program)
     for p in (*program.setup, *program.train, *program.evaluate):
         assert f"pass '{p.name}'" in text
-        own = list_program(program, 4, p.name)
+        own = list_program(program, p.name)
         assert own in text
         verbs = [line.split()[0] for line in own.splitlines()[1:]]
         for x in p.every if len(p.order) else (*p.before, *p.after, *p.frees):
             assert x.verb in verbs
-    assert text == list_program(program_of(model, hardware=hardware), 4)
+    assert text == list_program(program_of(model, hardware=hardware))
 
 
 def test_every_kind_has_words():
@@ -67,11 +67,11 @@ def test_every_kind_has_words():
 def test_refusals():
     program = program_of()
     with pytest.raises(InputError, match=r"there are 'setup', .*'fused 1'"):
-        list_program(program, 4, "fusd 1")
+        list_program(program, "fusd 1")
     with pytest.raises(InputError, match="--batch 9: the pass has batches 0 to"):
-        list_program(program, 4, "fused 1", 9)
+        list_program(program, "fused 1", 9)
     with pytest.raises(InputError, match="--batch 0: the pass has no batches"):
-        list_program(program_of(memory=13_000, strategy="paper"), 4, "setup", 0)
+        list_program(program_of(memory=13_000, strategy="paper"), "setup", 0)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ def test_traffic_of_a_pass_by_hand():
     loaded, 2 pulled; statistics are 3 numbers, ids 8 bytes. Backward 1: 2 rows of 3 numbers flushed, 2 pushed."""
     plan = tiny.plan(tiny.GCN, PAPER)
     program = compile_plan(plan)
-    found = device_traffic(named(program, "forward 0"), 0, plan.passes.width, ITEM)
+    found = device_traffic(named(program, "forward 0"), 0)
     structure = 4 * 8 + 4 * 12 + 6 * 8 + 6 * 4 + 6 * 4 + 6 * 4  # ids, statistics, pointers, sources, slots, weights
     assert found.bytes == {
         "load": 2 * 16, "flush": 0, "pull": 2 * 16, "push": 0, "read": 4 * 16, "write": 4 * (16 + 12),
         "topology": structure + 4 * (2 + 2 + 2 + 2), "fetch": 0, "send": 0, "disk": 0,
     }  # fmt: skip
     assert found.rows == {"load": 2, "flush": 0, "pull": 2, "push": 0, "fetch": 0, "send": 0}
-    found = device_traffic(named(program, "backward 1"), 1, plan.passes.width, ITEM)
+    found = device_traffic(named(program, "backward 1"), 1)
     structure = 4 * 8 + 4 * 12 + 6 * 8 + 5 * 4 + 5 * 4 + 5 * 4
     assert found.bytes == {
         "load": 0, "flush": 3 * 12, "pull": 0, "push": 2 * 12, "read": 4 * (12 + 8), "write": 4 * 12,
@@ -80,7 +80,7 @@ def test_tensors_count_from_their_pass_until_they_are_freed():
     """On the host: features 16 bytes a row; z0 and a0 16, z1 and a1 12, grad output 8, gradients as their tensors."""
     plan = tiny.plan(tiny.GCN, PAPER)
     program = compile_plan(plan)
-    rows = [peak // V for peak in host_peaks(program.train, {FEATURES: 16 * V}, ITEM)]
+    rows = [peak // V for peak in host_peaks(program.train, {FEATURES: 16 * V})]
     assert rows == [
         16 + 16,
         16 + 16 + 12 + 16,

@@ -14,7 +14,7 @@ from hongtu.plan.memory.disk import Kept
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.check_slots import ProgramError
+from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Call, Copy, Ref
 from hongtu.plan.program.on_disk import Laid
@@ -197,6 +197,40 @@ def drop_spilled(p, rng):
         return replace(p, **{side: without(body, k)}), body[k].verb
 
 
+def fewer_spilled(p, rng):
+    """Of rows that a later pass loads from the disk, those of some chunk do not go there."""
+    found = [
+        (x, k, i)
+        for x in p.body
+        if x.verb == "spill" and isinstance(x.dst.rows, Laid)
+        for k, region in enumerate(x.dst.rows.takers)
+        for i, buckets in enumerate(region.buckets)
+        if len(buckets)
+    ]
+    if found:
+        x, k, i = found[int(rng.integers(len(found)))]
+        region = x.dst.rows.takers[k]
+        buckets = region.buckets[i]
+        begins = int(buckets.chunk_start[np.flatnonzero(buckets.count.sum(0))[0] + 1])
+        fewer = tuple(replace(b, begins=begins) if b is buckets else b for b in region.buckets)
+        takers = tuple(replace(region, buckets=fewer) if r is region else r for r in x.dst.rows.takers)
+        other = changed_spill(x, replace(x.dst.rows, takers=takers))
+        return replace(p, body=tuple(other if y is x else y for y in p.body)), x.dst.tensor
+
+
+def changed_spill(x, rows):
+    return replace(x, dst=replace(x.dst, rows=rows))
+
+
+def elsewhere_spilled(p, rng):
+    """Rows go to another place of the disk than that where they are read."""
+    found = [x for x in p.body if x.verb == "spill" and isinstance(x.dst.rows, Laid) and x.dst.rows.own is not None]
+    if found:
+        x = found[int(rng.integers(len(found)))]
+        other = changed_spill(x, replace(x.dst.rows, own=x.dst.rows.own + 1))
+        return replace(p, body=tuple(other if y is x else y for y in p.body)), x.dst.tensor
+
+
 def _is_used(x):
     """Whether another instruction needs what it moves."""
     laid = x.dst.rows
@@ -239,13 +273,14 @@ KINDS = (
     wrong_slots, wrong_chunk, drop_spilled, drop_spilled, other_memory, not_copied,
     other_rows,
 )  # fmt: skip
+ON_DISK = fewer_spilled, elsewhere_spilled
 
 
-def draw(seed):
+def draw(seed, kinds=KINDS):
     """(what was done, the faulty program)."""
     rng = np.random.default_rng(seed)
     while True:
-        number, kind = int(rng.integers(len(PROGRAMS))), KINDS[int(rng.integers(len(KINDS)))]
+        number, kind = int(rng.integers(len(PROGRAMS))), kinds[int(rng.integers(len(kinds)))]
         whole = program(number)
         passes = list(whole.train)
         k = int(rng.integers(len(passes)))
@@ -261,11 +296,12 @@ def test_programs_are_sound(number):
     check_program(program(number))
 
 
+@pytest.mark.parametrize("kinds", [KINDS, ON_DISK], ids=["any", "on disk"])
 @pytest.mark.parametrize("block", range(10))
-def test_faults_are_found(block):
+def test_faults_are_found(block, kinds):
     through = []
     for seed in range(block * FAULTS // 10, (block + 1) * FAULTS // 10):
-        what, faulty = draw(seed)
+        what, faulty = draw(seed, kinds)
         try:
             check_program(faulty)
         except ProgramError:

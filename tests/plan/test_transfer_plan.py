@@ -16,11 +16,11 @@ from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.check_slots import ProgramError
+from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Copy, Ref, call, with_drops
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, Contended, OfChunk, Picked, Picks, SlotsOfSources
+from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, OfChunk, Picked, Picks, SlotsOfSources
 from tests.interpreter import Interpreter
 
 CASES = 300  # tiny graphs per policy
@@ -105,7 +105,7 @@ def program_of(topology, plan):
             flushed = Ref(tensor=gradient(FEATURES), where="host", rows=Picked(end[0], "row"),
                           access=(Stores(False),) * len(devices))  # fmt: skip
             sends = [
-                Copy(link="push", contended=Contended(end[1], range(topology.chunks)),
+                Copy(link="push",
                      dst=peers("gradient_cache", end[1], "push_to", Stores(False)),
                      src=cache_of("gradient_cache", end[1], "push_from")),
                 *sends,
@@ -123,7 +123,7 @@ def program_of(topology, plan):
         order = range(plan.schedule.shape[1])
         return PassProgram(
             name=direction, view=topology, schedule=plan.schedule, order=order[::-1] if backward else order, sets=1,
-            buffers=buffers, staging=({},) * len(devices),
+            buffers=buffers, staging=({},) * len(devices), width={}, itemsize=8,
             before=tuple(moves.Place(name=n, where="host", rows=(count,), shape=(2,), zero=True) for n in made),
             body=(*body, moves.Compute(body=with_drops(compute), graph=False, saves=False), *sends), after=(), frees=(),
         )  # fmt: skip

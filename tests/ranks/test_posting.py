@@ -17,7 +17,7 @@ from hongtu.plan.cost.seconds import _beside
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.check_slots import ProgramError
+from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.moves import Post
 from hongtu.plan.search.build import make_plan
 from hongtu.ranks.share import share_of

@@ -88,3 +88,19 @@ def direct_times(p: Pass, view: Topology, schedule: np.ndarray) -> np.ndarray:
         left_out[view.active] = False
         times[left_out] = NEVER
     return times
+
+
+def last_steps(p: Pass, name: str, view: Topology, schedule: np.ndarray, transfers: TransferPlan | None) -> np.ndarray:
+    """int32 [V]: which batch in the pass's order is the last that changes each row of a tensor; 0 where none does.
+
+    Args:
+        transfers: of the pass, if it flushes to the tensor.
+    """
+    between = len(schedule) + 1  # numbers of one batch, of its own rows and of every device's flushes
+    last = np.zeros(view.num_vertices, dtype=np.int32)
+    if name in p.written:
+        own = slice(None) if view.active is None else view.active
+        last[own] = direct_times(p, view, schedule)[own] // between
+    for device, times in () if transfers is None else zip(transfers.devices, flush_times(p, transfers), strict=True):
+        np.maximum.at(last, device.loads.row, times // np.int32(between))
+    return last

@@ -70,16 +70,8 @@ def pass_buffers(
     }
     if FEATURES in p.inputs and shape.sparse_input is not None:
         buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(topology)[own].max()))
-    if not structure:
-        brought = needs.structure.items()
-        buffers |= {name: Buffer(array.shape(most[array.over]), array.dtype) for name, array in brought}
-    if topology.active is not None:
-        buffers["row_in_chunk"] = Buffer((d,), "int32")
-        if needs.identity:
-            buffers["active"] = Buffer((d,), "int32")
-    if needs.labels:
-        buffers["labels"] = Buffer((d, shape.label_bytes), "uint8")
-        buffers["loss_bits"] = Buffer((d,), "uint8")
+    brought = needs.beside if structure else needs.structure | needs.beside
+    buffers |= {name: Buffer(array.shape(most[array.over]), array.dtype) for name, array in brought.items()}
     if needs.edges:
         reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.saves
         if reduces and not aggregates_in_place(p, shape, topology, resident):

@@ -139,7 +139,7 @@ class PlannedMemory:
             return {}
         if not layer.linear or layer.reduce is None:
             return {}
-        mean, weighted = layer.reduce == "mean", self.needs(p).weights
+        mean, weighted = layer.reduce == "mean", "edge_weight" in self.needs(p).structure
         kind = f"{'mean ' if mean else ''}{'weighted ' if weighted else ''}"
         arrays = edge_order(mean=mean, weighted=weighted)
         return {name: (f"{kind}{name}", array) for name, array in arrays.items()}
@@ -259,7 +259,7 @@ class PlannedMemory:
 
     def needs(self, p: Pass) -> Needs:
         if p.name not in self._needs:
-            self._needs[p.name] = pass_needs(p, self.shape, self.topology.edge_weight is not None)
+            self._needs[p.name] = pass_needs(p, self.shape, self.view(p))
         return self._needs[p.name]
 
     @cached_property

@@ -7,6 +7,7 @@ behind another's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -27,69 +28,35 @@ class Array:
 
     Attributes:
         over: what it has an entry for; "pointers" are one more than the destinations, or than the sources.
-        dtype: "float" (the run's dtype), "int32" or "int64".
-        columns: of every entry, 0 for a plain number.
+        dtype: "float" (the run's dtype), "uint8", "int32" or "int64".
+        columns: of every entry, None for a plain number.
     """
 
     over: Over
     dtype: str
-    columns: int = 0
+    columns: int | None = None
 
     def shape(self, entries: int) -> tuple[int, ...]:
-        return (entries, self.columns) if self.columns else (entries,)
+        return (entries,) if self.columns is None else (entries, self.columns)
 
     def nbytes(self, entries: int, itemsize: int) -> int:
         """Of so many entries."""
-        size = itemsize if self.dtype == FLOAT else SIZES[self.dtype]
-        return entries * max(self.columns, 1) * size
+        return prod(self.shape(entries)) * (itemsize if self.dtype == FLOAT else SIZES[self.dtype])
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Which parts of a chunk's structure a pass needs on the device.
+    """What a pass needs of its chunks besides vertex rows.
 
     Attributes:
-        edges: the aggregate runs, forward or backward: column pointers, local sources, slots.
-        weights: with edge weights.
-        edge_features: columns of the edge features that the layer reads, or 0.
-        edge_type: with edge types.
-        identity: with source ids and edge ids (layers that are not one declared reduction).
-        statistics: columns of the degree statistics of the chunk's own rows, or 0; ``factors``: what layers make of
-            them instead.
-        labels: labels and loss terms of the chunk's own rows (the pass that evaluates the loss).
+        structure: arrays that may stay on the devices, by name.
+        beside: those that come with every chunk.
+        edges: the aggregate runs, forward or backward.
     """
 
+    structure: dict[str, Array]
+    beside: dict[str, Array]
     edges: bool
-    weights: bool
-    edge_features: int
-    edge_type: bool
-    identity: bool
-    statistics: int
-    labels: bool
-    factors: bool = False
-
-    @property
-    def structure(self) -> dict[str, Array]:
-        """The arrays of a chunk's structure, by name."""
-        found = {"ids": Array("destinations", "int64")}
-        if self.statistics:
-            found["statistics"] = Array("destinations", FLOAT, self.statistics)
-        if self.factors:
-            found["factors"] = Array("destinations", FLOAT, 2)
-        if self.edges:
-            found["indptr"] = Array("pointers", "int64")
-            found["local_source"] = Array("edges", "int32")
-            found["slot_of_source"] = Array("sources", "int32")
-        if self.weights:
-            found["edge_weight"] = Array("edges", FLOAT)
-        if self.edge_features:
-            found["edge_features"] = Array("edges", FLOAT, self.edge_features)
-        if self.edge_type:
-            found["edge_type"] = Array("edges", "int32")
-        if self.identity:
-            found["sources"] = Array("sources", "int32")
-            found["edge_id_start"] = Array("destinations", "int64")
-        return found
 
 
 def edge_order(*, mean: bool, weighted: bool) -> dict[str, Array]:
@@ -104,21 +71,37 @@ def layers_near(p: Pass, shape: NetworkShape) -> list[int]:
     return [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
 
 
-def pass_needs(p: Pass, shape: NetworkShape, weighted_graph: bool) -> Needs:
-    """What a pass needs besides vertex rows."""
+def pass_needs(p: Pass, shape: NetworkShape, view: Topology) -> Needs:
+    """What a pass on chunks needs."""
     layer = None if p.layer is None else shape.layers[p.layer]
-    degrees = any(shape.layers[k].uses_statistics for k in layers_near(p, shape))
     edges = layer is not None and (p.exchange is not None or p.flush is not None)
-    return Needs(
-        edges=edges,
-        weights=edges and weighted_graph and not layer.ignores_weights and (layer.reduce is None or layer.weighted),
-        edge_features=shape.edges.features if edges and layer.edge_features else 0,
-        edge_type=edges and layer.edge_type,
-        identity=edges and layer.reduce is None,
-        statistics=shape.statistics_columns if degrees and shape.factors is None else 0,
-        factors=degrees and shape.factors is not None,
-        labels=p.loss,
-    )
+    found, beside = {"ids": Array("destinations", "int64")}, dict[str, Array]()
+    if any(shape.layers[k].uses_statistics for k in layers_near(p, shape)):
+        if shape.factors is not None:
+            found["factors"] = Array("destinations", FLOAT, 2)
+        elif shape.statistics_columns:
+            found["statistics"] = Array("destinations", FLOAT, shape.statistics_columns)
+    if view.active is not None:
+        beside["row_in_chunk"] = Array("destinations", "int32")
+    if edges:
+        found["indptr"] = Array("pointers", "int64")
+        found["local_source"] = Array("edges", "int32")
+        found["slot_of_source"] = Array("sources", "int32")
+        if view.edge_weight is not None and not layer.ignores_weights and (layer.reduce is None or layer.weighted):
+            found["edge_weight"] = Array("edges", FLOAT)
+        if layer.edge_features and shape.edges.features:
+            found["edge_features"] = Array("edges", FLOAT, shape.edges.features)
+        if layer.edge_type:
+            found["edge_type"] = Array("edges", "int32")
+        if layer.reduce is None:  # which edges these are may matter
+            found["sources"] = Array("sources", "int32")
+            found["edge_id_start"] = Array("destinations", "int64")
+            if view.active is not None:
+                beside["active"] = Array("destinations", "int32")
+    if p.loss:
+        beside["labels"] = Array("destinations", "uint8", shape.label_bytes)
+        beside["loss_bits"] = Array("destinations", "uint8")
+    return Needs(found, beside, edges)
 
 
 @dataclass(frozen=True)

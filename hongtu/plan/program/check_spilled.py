@@ -1,94 +1,121 @@
-"""What lies on the disk, and what staging memory has of it, as the program moves it: the checker's memory."""
+"""What a checked program has on the disk, and in the staging memory between it and the host."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from hongtu.plan.memory.disk import Kept, Region
-from hongtu.plan.program.check_slots import demand
+from hongtu.plan.memory.disk import Kept
+from hongtu.plan.program.held import VALUE, ZERO, Held, demand
 from hongtu.plan.program.moves import Ref
-from hongtu.plan.program.on_disk import Bucket, Laid, Summed
+from hongtu.plan.program.on_disk import Bucket, Laid, Summed, Target
 from hongtu.plan.program.program import PassProgram
 
 
 class Spilled:
-    """The rows of a program's tensors that lie on the disk.
-
-    Attributes:
-        own: by first byte, bool [V], the vertices whose own rows are there.
-        taken: by region, the chunks whose rows are there for others to load, of every device.
-        flushed: by region, the batches whose rows are there.
-        here: what staging memory has in this batch: a tensor's own rows, or a bucket of it; and which rows are in
-            memory all the same.
-    """
+    """The rows of a program's tensors that lie on the disk, where each is a byte, or are on their way in a batch."""
 
     def __init__(self) -> None:
-        self.own: dict[int, np.ndarray] = {}
-        self.taken: dict[int, set[tuple[int, int]]] = {}
-        self.flushed: dict[int, set[int]] = {}
-        self.here: dict[tuple[str, str], Kept] = {}
+        self._disk: dict[
+            int, tuple[np.ndarray, np.ndarray]
+        ] = {}  # rows written together, what they have; by first byte
 
     def begin(self, p: PassProgram, batch: int) -> None:
-        """A batch begins: nothing is at hand."""
-        self._p, self._batch, self._chunks = p, batch, p.busy(batch)
-        self.here.clear()
+        """A batch begins: nothing is on its way."""
+        self._view, self._batch, self._chunks = p.view, batch, p.busy(batch)
+        self._staging: dict[tuple[str, str, int], Held] = {}  # by tensor, what of it, and device
+        self._recalled: dict[str, Kept | None] = {}  # by tensor whose own rows have come, which are in memory
 
     def on_disk(self, kept: Kept | None) -> list[tuple[int, int]]:
-        """The chunks of the batch whose rows of a tensor are there."""
-        start = self._p.view.chunk_start
+        """The chunks of the batch whose rows of a tensor are there, each behind its device."""
+        start = self._view.chunk_start
         return [(i, chunk) for i, chunk in self._chunks if kept is not None and not kept.has(i, int(start[chunk]))]
 
-    def recall(self, there: Ref) -> None:
-        """Rows come to staging memory."""
-        name, rows = there.tensor, there.rows
-        assert there.kept is not None
-        if isinstance(rows, Summed):
-            for i, number in self.on_disk(there.kept):
-                self._sum(name, rows, there.kept, i, number)
-        elif isinstance(rows, Bucket):
-            for i, buckets in enumerate(rows.region.buckets):
-                wanted = {(i, int(chunk)) for chunk in np.flatnonzero(buckets.count[self._batch])}
-                left = wanted - self.taken.get(id(rows.region), set())
-                demand(not left, f"device {i}: {name} of chunks {sorted(c for _, c in left)} was never spilled")
-        self.here[name, "bucket" if isinstance(rows, Bucket) else "rows"] = there.kept
+    def demand_recalled(self, src: Ref) -> None:
+        """Own rows that are read have come as the reader has it."""
+        same = self._recalled.get(src.tensor) is src.kept
+        demand(same, f"the rows of {src.tensor} that are on the disk are not those that were recalled")
 
-    def _sum(self, name: str, rows: Summed, kept: Kept, i: int, number: int) -> None:
-        """What was given of a chunk."""
-        view = self._p.view
-        known, chunk = np.zeros(int(kept.at(view.num_vertices)), dtype=np.bool_), number - i * view.chunks
-        first, end = (int(kept.at(v)) for v in view.chunk_start[number : number + 2])
-        for given in rows.given:
-            if given.own is not None:
-                there = self.own.get(given.own, np.zeros_like(known))[given.own_rows(first, end)]
-                demand(bool(there.all()), f"{name} of chunk {number} was never spilled")
-            for region in () if given.flushed is None else (given.flushed,):
-                wanted = np.flatnonzero(region.buckets[i].count[:, chunk])
-                left = set(wanted.tolist()) - self.flushed.get(id(region), set())
-                demand(not left, f"{name}: what batches {sorted(left)} flush was never spilled")
-            for piece in given.pieces(i, chunk, first, end, 0):
-                stored = np.broadcast_to(piece.stores, piece.row.shape)
-                for store, row in zip(stored, piece.row, strict=True):
-                    demand(not (store and known[row]), f"a later writer of row {row} of {name} stores")
-                    known[row] = True
-        alone = len(rows.given) == 1 and rows.given[0].flushed is None
+    def own(self, ref: Ref, i: int, chunk: int, *, writes: bool) -> Held:
+        """Staging memory of all own rows of a chunk; whoever ``writes`` has it made."""
+        key = ref.tensor, "rows", i
+        if writes and key not in self._staging:
+            self._stage(key, np.arange(*self._span(ref, chunk)))
+        return self._staging[key]
+
+    def _span(self, ref: Ref, chunk: int) -> tuple[int, int]:
+        """The first of a chunk's rows, and the one behind its last."""
+        assert ref.kept is not None
+        first, end = ref.kept.at(self._view.chunk_start[chunk : chunk + 2]).tolist()
+        return first, end
+
+    def bucket(self, name: str, i: int, rows: np.ndarray, *, writes: bool) -> Held:
+        """That of the rows that a batch loads or flushes, by row."""
+        key = name, "bucket", i
+        return self._stage(key, np.sort(rows)) if writes else self._staging[key]
+
+    def _stage(self, key: tuple[str, str, int], rows: np.ndarray) -> Held:
+        made = self._staging[key] = Held(f"the {key[1]} of {key[0]}", len(rows))
+        made.row = rows
+        return made
+
+    def recall(self, there: Ref, host: list[Held] | None) -> None:
+        """Rows come to staging memory; those of a bucket that are in memory from there."""
+        rows, name = there.rows, there.tensor
+        if isinstance(rows, Bucket):
+            for i, buckets in enumerate(rows.region.buckets):
+                bucket = self.bucket(name, i, rows.picks.column("row", i, self._batch), writes=True)
+                here, lies = buckets.in_memory(self._batch), buckets.of_batch(self._batch)
+                if here:
+                    demand(host is not None, f"{name} is not there")
+                    host[0].read(bucket.row[:here])
+                bucket.has[:here] = VALUE
+                bucket.has[here:] = self._get(rows.region.begin[i] + lies.start, bucket.row[here:], name)
+            return
+        self._recalled[name] = there.kept
+        for i, chunk in self.on_disk(there.kept):
+            own = self.own(there, i, chunk, writes=True)
+            own.has[:] = ZERO if isinstance(rows, Summed) else VALUE
+            if isinstance(rows, Summed):
+                self._add_up(there, rows, own, i, chunk)
+
+    def _add_up(self, there: Ref, rows: Summed, own: Held, i: int, chunk: int) -> None:
+        """What passes gave of a chunk."""
+        name, (first, end), number = there.tensor, self._span(there, chunk), chunk - i * self._view.chunks
+        pieces = [piece for given in rows.given for piece in given.pieces(i, number, first, end, 1)]
+        alone = len(own.row) == 0 or (len(pieces) == 1 and len(pieces[0].row) == len(own.row))
         demand(alone or not rows.straight, f"{name} has to be added up")
+        for piece in pieces:
+            has = self._get(piece.begin, piece.row if piece.take is None else own.row, name)
+            has = has if piece.take is None else has[piece.take]
+            demand(bool((has == VALUE).all()), f"{name} of chunk {chunk} was never spilled")
+            own.write(piece.row - first, piece.stores)
 
     def spill(self, there: Ref) -> None:
         """Rows leave staging memory."""
-        rows = there.rows
+        rows, name = there.rows, there.tensor
         if isinstance(rows, Bucket):
-            self.flushed.setdefault(id(rows.region), set()).add(self._batch)
+            for i, buckets in enumerate(rows.region.buckets):
+                bucket = self._staging[name, "bucket", i]
+                bucket.read(np.arange(buckets.in_memory(self._batch), len(bucket.row)))
+                self._put(bucket, rows.places(i, self._batch, 1))
             return
         assert isinstance(rows, Laid)
-        if rows.own is not None:
-            assert there.kept is not None
-            every = int(there.kept.at(self._p.view.num_vertices))
-            known = self.own.setdefault(rows.own, np.zeros(every, dtype=np.bool_))
-            for _, number in self.on_disk(there.kept):
-                known[slice(*there.kept.at(self._p.view.chunk_start[number : number + 2]))] = True
-        self._give(rows.takers)
+        for i, chunk in self.on_disk(there.kept):
+            number, (first, _) = chunk - i * self._view.chunks, self._span(there, chunk)
+            self._put(self._staging[name, "rows", i], rows.places(i, number, first, 1))
 
-    def _give(self, takers: tuple[Region, ...]) -> None:
-        for region in takers:
-            chunks = {(i, number - i * self._p.view.chunks) for i, number in self._chunks}
-            self.taken.setdefault(id(region), set()).update(chunks)
+    def _put(self, held: Held, places: Iterable[Target]) -> None:
+        for begin, which in places:
+            self._disk[begin] = held.row[which], held.has[which]
+
+    def _get(self, begin: int, rows: np.ndarray, name: str) -> np.ndarray:
+        """int8 [K]: what these rows have, which lie behind one another."""
+        found, at = [np.zeros(0, np.int8)], 0
+        while at < len(rows):
+            lie, has = self._disk.get(begin + at, (rows[:0], found[0]))
+            demand(len(lie) > 0 and np.array_equal(lie, rows[at:][: len(lie)]), f"{name} was never spilled")
+            found.append(has)
+            at += len(lie)
+        return np.concatenate(found)

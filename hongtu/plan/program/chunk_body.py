@@ -13,7 +13,7 @@ from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Call, Ref, call, with_drops
-from hongtu.plan.program.operands import gradient_cache, own_rows, stays_at, stores, value_cache, where
+from hongtu.plan.program.operands import gradient_cache, own, stays_at, stores, value_cache, where
 from hongtu.plan.program.rows import FRONT, SOURCES
 
 OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows
@@ -44,13 +44,11 @@ class _Body:
         self.gives = () if p.stage is None else plan.passes.returned[p.stage]
         self.structure = tuple(plan.needs(p).structure)
         self.of_rows = tuple(name for name in self.structure if name in OF_ROWS)
-        self.pruned = plan.view(p).active is not None
-        self.block = (*self.structure, *("active",) * (plan.needs(p).identity and self.pruned))
+        self.block = (*self.structure, *("active",) * ("active" in plan.needs(p).beside))
 
     def opening(self) -> Iterator[Call]:
         """Registers of what is on the device."""
-        plan, p, pruned = self.plan, self.p, self.pruned
-        needs = plan.needs(p)
+        plan, p, needs = self.plan, self.p, self.plan.needs(self.p)
         brought = [name for name in (*p.inputs, *p.gradients) if where(plan, name) == "host"]
         if plan.structure_stays(p):
             for name, array in needs.structure.items():
@@ -59,7 +57,7 @@ class _Body:
                 yield self.view_of(name, *stays)
         else:
             brought += self.structure
-        brought += ["active"] * (needs.identity and pruned) + ["labels", "loss_bits"] * needs.labels
+        brought += [name for name in needs.beside if name != "row_in_chunk"]
         if FEATURES in p.inputs and plan.shape.sparse_input is not None:
             parts = tuple(f"{FEATURES} {part}" for part in PARTS)
             if plan.maps_sparse_input:
@@ -68,13 +66,12 @@ class _Body:
                 yield call("dense", *parts, gives=FEATURES, buffer=FEATURES)
         for name in (*p.inputs, *p.gradients):
             if where(plan, name) == "device":
-                yield call("view", gives=name, at=Ref(tensor=name, rows=own_rows(plan, p, name)))
+                yield call("view", gives=name, at=own(plan, p, name))
                 if (places := plan.places(p, name)) is not None:
                     yield call("pick", name, places, gives=name, buffer=name)
                     brought.append(name)
             elif where(plan, name) == "chunk":
-                own = Ref(tensor=name, where="chunk", rows=own_rows(plan, p, name))
-                yield call("view", gives=name, at=own, last=name in p.frees)
+                yield call("view", gives=name, at=own(plan, p, name), last=name in p.frees)
         if p.saves and p.direction == "forward":  # staging is filled again
             yield call("copy", *brought, gives=tuple(brought))
 
@@ -218,9 +215,7 @@ class _Body:
     def _write(self, name: str, register: str, *, holds: bool = False) -> Call:
         """A register to the destinations' rows of a vertex tensor; where they lie then is what the register has, and,
         if it ``holds`` that, what is saved of it."""
-        plan, stored = self.plan, stores(self.plan, self.p, name)
-        rows, places = own_rows(plan, self.p, name), plan.places(self.p, name)
-        there = Ref(tensor=name, where=where(plan, name), rows=rows, access=stored, kept=plan.kept.get(name))
+        there, places = own(self.plan, self.p, name, stores(self.plan, self.p, name)), self.plan.places(self.p, name)
         picks = () if places is None else (places,)
         return call("write", register, *picks, gives=register, at=there, holds=holds)
 

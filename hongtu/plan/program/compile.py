@@ -19,6 +19,7 @@ from hongtu.plan.program.copies import (
     bring_chunk,
     bring_neighbours,
     packed,
+    posts,
     recall,
     recalls,
     spill,
@@ -27,10 +28,9 @@ from hongtu.plan.program.copies import (
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import Call, Copy, Ref, call
 from hongtu.plan.program.on_disk import Laid
-from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, own_rows, stays_at, stores, where
-from hongtu.plan.program.posting import posts
+from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, own, stays_at, stores, where
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.rows import EDGE_FRONT, FRONT, Contended, PartOfChunk, Picked, Picks
+from hongtu.plan.program.rows import EDGE_FRONT, FRONT, PartOfChunk, Picked, Picks
 
 
 def compile_plan(plan: PlannedMemory) -> Program:
@@ -95,7 +95,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     schedule = plan.schedules.get(None, plan.topology.input_order)
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
-        buffers=tuple({} for _ in devices), staging=staging,
+        buffers=tuple({} for _ in devices), staging=staging, width=plan.passes.width, itemsize=plan.shape.itemsize,
         before=tuple(before), recalls=tuple(recalled), body=tuple(body), after=(), frees=(),
     )  # fmt: skip
 
@@ -133,6 +133,8 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
         sets=max(plan.choice.staging, 1),
         buffers=tuple(plan.buffers(p, i) for i in devices),
         staging=tuple(plan.host_staging(p, i) for i in devices),
+        width=plan.passes.width,
+        itemsize=plan.shape.itemsize,
         keeps=plan.keeps_scripts(p),
         before=tuple(_before(plan, p)),
         recalls=recalled,
@@ -202,7 +204,7 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, fro
             yield moves.Meet(stream="compute", why="push: the owner has computed")
         ends = picks.of("end", mirrors=True)
         yield Copy(
-            link="push", contended=Contended(ends, range(plan.view(p).chunks)),
+            link="push",
             dst=Ref(tensor=cache, where="peer", rows=Picked(ends, "peer_slot", "push_to"), access=Stores(False)),
             src=Ref(tensor=cache, rows=Picked(ends, "slot", "push_from")),
         )  # fmt: skip
@@ -215,9 +217,8 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, fro
         yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
-            own, stored, kept = own_rows(plan, p, name), stores(plan, p, name), plan.kept.get(name)
-            dtype, front = plan.host_dtype(name), FRONT if own.edges is None else EDGE_FRONT
-            there = Ref(tensor=name, where="host", rows=own, access=stored, kept=kept, dtype=dtype)
+            front = EDGE_FRONT if name in plan.passes.of_edges else FRONT
+            there = own(plan, p, name, stores(plan, p, name))
             yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=front))
     if p.flush is not None and picks.loads:
         ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from math import gcd
 from typing import Literal
 
+import numpy as np
+
+from hongtu.graph.halo import Crossing
 from hongtu.graph.sparse_rows import PARTS
+from hongtu.plan.cache.transfer import TransferCounts
+from hongtu.plan.cache.writers import last_steps
 from hongtu.plan.memory.disk import is_straight
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import FLOAT, Array
@@ -15,8 +20,8 @@ from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Copy, Link, Ref
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Given, Laid, Summed
-from hongtu.plan.program.operands import Exchanged, flushed, own_rows, stores, transfers_of, value_cache, where
-from hongtu.plan.program.rows import FRONT, OfChunk, Picked, Picks, Selection, SlotsOfSources, SparsePart
+from hongtu.plan.program.operands import Exchanged, flushed, own, own_rows, stores, transfers_of, value_cache, where
+from hongtu.plan.program.rows import DESTINATIONS, FRONT, OfChunk, Picked, Picks, Selection, SlotsOfSources, SparsePart
 
 # arrays of a chunk's structure that are rows of host tensors
 HOST_ROWS = ("ids", "statistics", "factors", "edge_id_start")
@@ -84,19 +89,17 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     if not plan.structure_stays(p):
         for name, array in needs.structure.items():
             yield bring(array_of(plan, p, name, array))
-    if needs.identity and pruned:
+    if "active" in needs.beside:
         yield bring(Ref(tensor="active", where="graph", rows=OfChunk("destinations")))
-    for name in ("labels", "loss_bits") if needs.labels else ():
+    for name in ("labels", "loss_bits") if p.loss else ():
         yield bring(Ref(tensor=name, where="host"), link="read")
     for name in (*p.inputs, *p.gradients):
         if where(plan, name) == "host":
             sparse = plan.shape.sparse_input if name == FEATURES else None
             if sparse is None:
-                in_place = name in plan.kept and not plan.choice.staging and not pruned  # the device is the host
-                dtype, kept = plan.host_dtype(name), plan.kept.get(name)
-                in_place &= dtype == FLOAT
-                source = Ref(tensor=name, where="host", rows=own_rows(plan, p, name), kept=kept, dtype=dtype)
-                yield bring(source, link="read", in_place=in_place)
+                source = own(plan, p, name)
+                alike = not plan.choice.staging and not pruned and source.dtype == FLOAT  # the device is the host
+                yield bring(source, link="read", in_place=alike and source.kept is not None)
                 continue
             numbers = sparse.numbers(plan.view(p))
             for part in PARTS:
@@ -125,10 +128,9 @@ def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     found: list[Instruction] = []
     region = plan.disk.loaded.get((p.name, str(p.exchange)))
     if region is not None:
-        name, picks = str(p.exchange), Exchanged(plan, p).of("begin", mirrors=False)
-        dtype = plan.host_dtype(name)
-        there = Ref(tensor=name, where="disk", rows=Bucket(region, picks), kept=plan.kept[name], dtype=dtype)
-        found.append(Copy(link="disk", dst=Ref(tensor=name, where="window", rows=FRONT, dtype=dtype), src=there))
+        bucket = Bucket(region, Exchanged(plan, p).of("begin", mirrors=False))
+        there, window = _ends(plan, str(p.exchange), bucket, FRONT)
+        found.append(Copy(link="disk", dst=window, src=there))
     found += [recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
     if found:
         if plan.choice.staging:
@@ -151,9 +153,8 @@ def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
                 )
             )  # fmt: skip
         rows = Summed(tuple(found), is_straight(p, name, disk, plan.view), plan.edges_of(p, name))
-    dtype = plan.host_dtype(name)
-    there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=dtype)
-    return Copy(link="disk", dst=Ref(tensor=name, where="window", dtype=dtype), src=there)
+    there, window = _ends(plan, name, rows)
+    return Copy(link="disk", dst=window, src=there)
 
 
 def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
@@ -172,6 +173,26 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
 
 def spill(plan: PlannedMemory, name: str, rows: Selection) -> Copy:
     """A chunk's rows, or those of a batch, to the disk."""
+    there, window = _ends(plan, name, rows)
+    return Copy(link="disk", dst=there, src=window)
+
+
+def _ends(plan: PlannedMemory, name: str, rows: Selection, through: Selection = DESTINATIONS) -> tuple[Ref, Ref]:
+    """Rows on the disk, and where the host has them on their way."""
     dtype = plan.host_dtype(name)
-    into = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=dtype)
-    return Copy(link="disk", dst=into, src=Ref(tensor=name, where="window", dtype=dtype))
+    there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=dtype)
+    return there, Ref(tensor=name, where="window", rows=through, dtype=dtype)
+
+
+def posts(plan: PlannedMemory, p: Pass) -> Iterator[moves.Post]:
+    """Rows that leave for other ranks while a pass goes on: each behind the batch that is the last to change it."""
+    leaving: list[tuple[str, Crossing, Literal["fetch", "send"]]] = [
+        *((name, crossing, "fetch") for name, crossing in plan.crossings.next_fetched(p)),
+        *((str(p.flush), crossing, "send") for crossing in plan.crossings.sent_back(p)[:1]),
+    ]
+    for name, crossing, link in leaving:
+        transfers, steps = plan.transfers.get(p.name) if name == p.flush else None, None
+        if not isinstance(transfers, TransferCounts):
+            last = last_steps(p, name, plan.view(p), np.asarray(plan.schedule(p)), transfers)
+            steps = tuple(last[rows] for rows in crossing.leaving(link))
+        yield moves.Post(tensor=name, crossing=crossing, link=link, steps=steps)

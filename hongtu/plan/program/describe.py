@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from hongtu.plan.memory.structure import SIZES
 from hongtu.plan.program import moves
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import ARRAYS, Call, Ref
 from hongtu.plan.program.on_disk import Summed
-from hongtu.plan.program.predict import placed_row
+from hongtu.plan.program.predict import crossing_bytes, placed_row, row_bytes
 from hongtu.plan.program.program import PassProgram
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, PartOfChunk, Picked, Selection
 
@@ -46,13 +44,11 @@ class Described:
 
     Args:
         p: the pass.
-        widths: columns of the vertex tensors that were placed.
-        itemsize: bytes of the run's floating-point numbers.
         batch: where rows are counted; None outside of batches.
     """
 
-    def __init__(self, p: PassProgram, widths: dict[str, int], itemsize: int, batch: int | None = None) -> None:
-        self._p, self._widths, self._itemsize, self._batch = p, widths, itemsize, batch
+    def __init__(self, p: PassProgram, batch: int | None = None) -> None:
+        self._p, self._batch, self._row = p, batch, row_bytes(p)
         self._devices = range(len(p.buffers))
 
     def line(self, x: Instruction) -> Line:
@@ -61,7 +57,7 @@ class Described:
             case moves.Place():
                 zero = "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
                 of = f" of {prod(x.shape)}" if x.shape else ""
-                nbytes = sum(x.rows) * placed_row(x, self._itemsize)
+                nbytes = sum(x.rows) * placed_row(x, self._p.itemsize)
                 return Line(f"{x.name} ({x.where}){of}", x.rows, nbytes=nbytes, note=zero)
             case moves.Cross() if x.link == "fetch":
                 return self._crosses(x, f"host {x.tensor}[halo] = of the ranks that own them")
@@ -75,10 +71,10 @@ class Described:
             case moves.Compute():
                 kept = ", operations kept for a later pass" if x.saves else ", with gradients" if x.graph else ""
                 return Line(f"on every chunk{kept}", self._lengths(DESTINATIONS), "destinations")
-        return Line(x.words.format_map(_Operands(x)), note=getattr(x, "why", ""))
+        return Line(x.words.format(**vars(x)), note=getattr(x, "why", ""))
 
     def _crosses(self, x: moves.Cross, what: str) -> Line:
-        return Line(what, (x.crossing.rows,), nbytes=x.crossing.rows * self._row_bytes(x.tensor))
+        return Line(what, (x.crossing.rows,), nbytes=x.crossing.rows * self._row[x.tensor])
 
     def _copy(self, x: moves.Copy) -> Line:
         moved = x.there
@@ -92,7 +88,7 @@ class Described:
                 starts = self._p.view.chunk_start
                 rows = tuple(n * x.kept.has(i, int(starts[chunk])) for chunk, (i, n) in there)
                 notes = ["or in place"]
-            nbytes = sum(rows) * self._moved_bytes(x)
+            nbytes = sum(rows) * crossing_bytes(x, self._p, self._row)
         if x.link in ("write", "flush"):
             notes = [self._stores(x.dst, moved)]
         if isinstance(x.dst.rows, PartOfChunk):
@@ -109,19 +105,6 @@ class Described:
         assert self._batch is not None
         chunks, view, batch = np.array(self._chunks()), self._p.view, [self._batch]
         return tuple(int(rows.lengths(view, i, chunks[i : i + 1], batch)[0]) for i in self._devices)
-
-    def _moved_bytes(self, x: moves.Copy) -> int:
-        """Bytes of a row that moves."""
-        if x.narrow is None:
-            return self._row_bytes(x.moved)
-        return self._widths.get(x.narrow.tensor, 1) * SIZES[x.narrow.dtype]
-
-    def _row_bytes(self, name: str) -> int:
-        """Bytes of a row of a buffer, or of a vertex tensor."""
-        buffer = next((found[name] for found in self._p.buffers if name in found), None)
-        if buffer is None:
-            return self._widths.get(name, 1) * self._itemsize
-        return buffer.row_bytes(self._itemsize)
 
     def _settings(self, x: Call) -> str:
         """Of a kernel, its other arguments, and whether it stores or adds."""
@@ -143,17 +126,6 @@ class Described:
         assert isinstance(access, tuple) and isinstance(into.rows, Picked) and moved is not None and batch is not None
         rows, picks = self._lengths(moved.rows), into.rows.picks
         return _mixed(np.broadcast_to(access[i].of(picks.of(i, batch)), rows[i]) for i in self._devices)
-
-
-class _Operands(dict[str, str]):
-    """The operands of an instruction by name, in words."""
-
-    def __init__(self, x: Instruction) -> None:
-        self._x: Any = x
-
-    def __missing__(self, name: str) -> Any:
-        value = getattr(self._x, name)
-        return ", ".join(value) if isinstance(value, tuple) else value
 
 
 def _call(x: Call) -> str:

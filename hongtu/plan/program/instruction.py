@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -22,8 +21,7 @@ class Instruction:
     """A move or a computation with every operand resolved.
 
     Attributes:
-        verb: what it is called in listings, and by whoever runs it, where it is a kind's name: "begin_moments" of
-            BeginMoments.
+        verb: what it is called in listings, and by whoever runs it: its kind's name, if it has no other.
         on: the stream that does it, in the body of a pass.
         words: what it does, for listings, with its operands' names in braces; of some kinds ``describe.py`` says more.
     """
@@ -34,7 +32,7 @@ class Instruction:
 
     def __init_subclass__(cls) -> None:
         if "verb" not in vars(cls):
-            cls.verb = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+            cls.verb = cls.__name__.lower()
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,18 +10,17 @@ from hongtu.errors import InputError
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.program.describe import Described, Line
 from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Compute, Place
+from hongtu.plan.program.moves import Compute
 from hongtu.plan.program.program import PassProgram, Program
 
 Row = tuple[str, str, str, str, str]  # verb, operands, rows, bytes, note
 WIDEST = 64  # an operand beyond that moves its own line's columns only
 
 
-def list_program(program: Program, itemsize: int, name: str | None = None, batch: int | None = None) -> str:
+def list_program(program: Program, name: str | None = None, batch: int | None = None) -> str:
     """The listing of a program, or of one of its passes.
 
     Args:
-        itemsize: bytes of the run's floating-point numbers.
         name: of the pass; None for every pass.
         batch: whose rows are shown; None for the first that each pass visits. Others differ in rows alone.
 
@@ -36,39 +35,27 @@ def list_program(program: Program, itemsize: int, name: str | None = None, batch
     if batch is not None and not 0 <= batch < most:
         which = "the pass has" if name else "passes have"
         raise InputError(f"--batch {batch}: {which} {f'batches 0 to {most - 1}' if most else 'no batches'}")
-    widths = {x.name: x.shape[0] for p in passes.values() for x in p.before if isinstance(x, Place) and x.shape}
-    through = (item for p in passes.values() for beside in p.staging for item in beside.items())
-    widths |= {name.removeprefix("disk "): of.shape[1] for name, of in through if name.startswith("disk ")}
-    when = {
-        p.name: words
-        for words, group in (
-            ("once", program.setup),
-            ("every epoch", program.train),
-            ("every evaluation", program.evaluate),
-        )
-        for p in group
-    }
-    return "\n".join(_list_pass(p, when[p.name], widths, itemsize, batch) for p in shown)
+    when = dict.fromkeys(program.setup, "once") | dict.fromkeys(program.train, "every epoch")
+    return "\n".join(_list_pass(p, when.get(p, "every evaluation"), batch) for p in shown)
 
 
-def _list_pass(p: PassProgram, when: str, widths: dict[str, int], itemsize: int, batch: int | None) -> str:
+def _list_pass(p: PassProgram, when: str, batch: int | None) -> str:
     devices = len(p.buffers)
     backward = ", from last to first" if p.order.step < 0 else ""
     sets = f", {p.sets} sets of staging" if any(p.staging) else ""
     counted = f"{_count(devices, 'device')}, {_count(len(p.order), 'batch', 'batches')}"
     ahead = ", recalled a batch ahead" if p.ahead else ""
     head = f"pass '{p.name}' ({when}): {counted}{backward}{sets}{ahead}"
-    lines = [head]
-    outside = Described(p, widths, itemsize)
+    lines, outside = [head], Described(p)
     lines += _table(_rows(p.before, outside), "  ")
-    lines += _table([*_buffers("buffer", p.buffers, itemsize), *_buffers("staging", p.staging, itemsize)], "  ")
+    lines += _table([*_buffers("buffer", p.buffers, p.itemsize), *_buffers("staging", p.staging, p.itemsize)], "  ")
     for i in range(devices if len(p.order) else 0):
         lines.append(f"  device {i} runs chunks {runs(p.schedule[i])}")
     if len(p.order):
         shown = p.order[0] if batch is None or batch not in p.order else batch
         chunks = ", ".join(str(int(chunk)) for chunk in p.schedule[:, shown])
         lines.append(f"  batch {shown}, chunk{'s' * (devices > 1)} {chunks}:")
-        lines += _table(_rows((*p.recalls, *p.body), Described(p, widths, itemsize, shown)), "    ")
+        lines += _table(_rows((*p.recalls, *p.body), Described(p, shown)), "    ")
     lines += _table(_rows((*p.after, *p.frees), outside), "  ")
     return "\n".join(lines) + "\n"
 

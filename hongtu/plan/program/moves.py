@@ -17,14 +17,20 @@ from hongtu.graph.halo import Crossing
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program.instruction import Instruction, Stores, kind
-from hongtu.plan.program.rows import DESTINATIONS, SOURCES, Contended, OwnRows, Selection
+from hongtu.plan.program.rows import DESTINATIONS, SOURCES, OwnRows, Selection
 
 Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
 Memory = Where | Literal["peer", "window", "disk", "graph", "plan"]  # other devices; the host's window of the disk; the
 #   disk; arrays of the chunk's structure, and of the plan, which are on the host
 Link = Literal["read", "topology", "load", "pull", "push", "flush", "write", "disk"]
 StreamName = Literal["load", "compute", "flush", "host", "disk", "dispatch"]  # dispatch gives the others their work
-EventName = Literal["brought", "sent", "added", "recalled", "spilled"]
+EventName = Literal[  # how far the batch has come that has a set of staging memory
+    "brought",  # on ``load``: values and structure are there; the host's side of the set is free again
+    "sent",  # on ``flush``: it has computed, and what it gave has left the device
+    "added",  # on ``host``: and has been stored or added up
+    "recalled",  # on ``disk``: its rows have come
+    "spilled",  # on ``disk``: what it gave has gone there
+]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 ADJACENCY = ("indptr", "local_source", "slot_of_source")  # registers of a chunk's in-edges
@@ -120,15 +126,12 @@ class Copy(Instruction):
     Attributes:
         link: what their bytes are counted as.
         in_place: rows that have come from the disk stay in the host's window, where the device works on them.
-        contended: of a push, where several devices add to one row; elsewhere each has one writer, whose adds need not
-            be atomic.
     """
 
     link: Link
     dst: Ref
     src: Ref
     in_place: bool = False
-    contended: Contended | None = None
 
     @property
     def verb(self) -> str:  # type: ignore[override]
@@ -171,8 +174,11 @@ class Ship(Instruction):
     """
 
     on = "load"
-    words = "{names} in one copy"
     names: tuple[str, ...]
+
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        return f"{', '.join(self.names)} in one copy"
 
 
 @kind

@@ -23,6 +23,9 @@ def chunks_on_disk(view: Topology, device: int, kept: Kept) -> list[tuple[int, i
     return [(c, int(kept.at(ends[c])), int(kept.at(ends[c + 1]))) for c in away]
 
 
+Target = tuple[int, slice | np.ndarray]  # a first byte on the disk, and which rows of staging memory go there
+
+
 class OnDisk(Selection):
     """All rows of a chunk, unless they are in memory; ``edges`` as of ``Kept``."""
 
@@ -150,6 +153,16 @@ class Laid(OnDisk):
         read, loaded = "to be read", f"for {_count(len(self.takers))} to load"
         return ", ".join(["chunk", *[read] * (self.own is not None), *[loaded] * bool(self.takers)])
 
+    def places(self, device: int, chunk: int, first: int, row_bytes: int) -> Iterator[Target]:
+        """Of the chunk of this number on a device, whose rows begin with ``first``."""
+        if self.own is not None:
+            yield self.own + first * row_bytes, slice(None)
+        for region in self.takers:
+            buckets = region.buckets[device]
+            for lo, count in zip(buckets.begin[:, chunk].tolist(), buckets.count[:, chunk].tolist(), strict=True):
+                if count:
+                    yield region.begin[device] + lo * row_bytes, buckets.rows(slice(lo, lo + count)) - first
+
     def moved(self, view: Topology, device: int, kept: Kept) -> int:
         busy = view.num_dst[device * view.chunks :][: view.chunks] > 0
         own = 0 if self.own is None else super().moved(view, device, kept)
@@ -163,6 +176,15 @@ class Bucket(OnDisk):
     region: Region
     picks: Picks
     words, of_chunk = "bucket", False
+
+    def places(self, device: int, batch: int, row_bytes: int) -> Iterator[Target]:
+        """Of the rows that a batch flushes, which are sorted; first come those that are in memory."""
+        buckets = self.region.buckets[device]
+        at = buckets.in_memory(batch)
+        for lo, count in zip(buckets.begin[batch].tolist(), buckets.count[batch].tolist(), strict=True):
+            if count:
+                yield self.region.begin[device] + lo * row_bytes, slice(at, at + count)
+            at += count
 
     def lengths(self, view: Topology, device: int, chunks: np.ndarray, batches: Sequence[int]) -> np.ndarray:
         return np.array([int(self.region.buckets[device].count[batch].sum()) for batch in batches], dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import Array
+from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Ref, Where
@@ -31,6 +31,13 @@ def own_rows(plan: PlannedMemory, p: Pass, name: str) -> OwnRows:
     """A chunk's own rows of a tensor in a pass."""
     edges = plan.edges_of(p, name)
     return DESTINATIONS if edges is None else OwnRows("edges", edges=edges, places=plan.places(p, name) or "")
+
+
+def own(plan: PlannedMemory, p: Pass, name: str, access: Literal["read"] | Stores = "read") -> Ref:
+    """The same, where they are."""
+    at, rows = where(plan, name), own_rows(plan, p, name)
+    dtype = plan.host_dtype(name) if at == "host" else FLOAT
+    return Ref(tensor=name, where=at, rows=rows, access=access, kept=plan.kept.get(name), dtype=dtype)
 
 
 def value_cache(plan: PlannedMemory, p: Pass) -> str:

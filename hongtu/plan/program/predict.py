@@ -15,15 +15,9 @@ from hongtu.plan.program.on_disk import ARTIFACT, OnDisk
 from hongtu.plan.program.program import PassProgram
 
 
-def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsize: int) -> Traffic:
-    """Traffic of one pass on one device.
-
-    Args:
-        width: columns of vertex tensors by name.
-        itemsize: bytes of a number.
-    """
-    row = row_bytes(p, width, itemsize, device)
-    traffic = Traffic()
+def device_traffic(p: PassProgram, device: int) -> Traffic:
+    """Traffic of one pass on one device."""
+    row, traffic = row_bytes(p, device), Traffic()
     for x in p.around:
         if isinstance(x, moves.Cross):
             count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
@@ -32,33 +26,37 @@ def device_traffic(p: PassProgram, device: int, width: Mapping[str, int], itemsi
             count = x.src.rows.total(p.view, device)
             if x.in_place and x.kept is not None:
                 count -= ARTIFACT.moved(p.view, device, x.kept)
-            nbytes = row[x.moved] if x.narrow is None else width[x.narrow.tensor] * SIZES[x.narrow.dtype]
-            traffic.add(x.link, count * nbytes, count)
-    traffic.add("disk", sum(disk_bytes(p, device, width, itemsize)))
+            traffic.add(x.link, count * crossing_bytes(x, p, row), count)
+    traffic.add("disk", sum(disk_bytes(p, device)))
     return traffic
 
 
-def row_bytes(p: PassProgram, width: Mapping[str, int], itemsize: int, device: int = 0) -> dict[str, int]:
-    """Of vertex tensors, what was placed and the buffers of a pass; arguments as for ``device_traffic``."""
-    row = {name: columns * itemsize for name, columns in width.items()}
-    row |= {x.name: _row(x.shape, x.dtype, itemsize) for x in p.before if isinstance(x, moves.Place)}
-    return row | {name: buffer.row_bytes(itemsize) for name, buffer in p.buffers[device].items()}
-
-
-def disk_bytes(p: PassProgram, device: int, width: Mapping[str, int], itemsize: int) -> tuple[int, int]:
-    """Bytes that one pass recalls for one device, and that it spills; arguments as for ``device_traffic``."""
-    found = {"recall": 0, "spill": 0}
-    for x in p.around:
-        if isinstance(x, moves.Copy) and x.link == "disk":
-            there = x.there
-            assert isinstance(there.rows, OnDisk) and there.kept is not None
-            narrow = itemsize if there.dtype == FLOAT else SIZES[there.dtype]
-            item = 4 if there.rows is ARTIFACT else narrow  # the artifact has 4-byte numbers
-            found[x.verb] += there.rows.moved(p.view, device, there.kept) * width[there.tensor] * item
+def disk_bytes(p: PassProgram, device: int) -> tuple[int, int]:
+    """Bytes that one pass recalls for one device, and that it spills."""
+    found, copies = {"recall": 0, "spill": 0}, [x for x in p.around if isinstance(x, moves.Copy) and x.link == "disk"]
+    row = row_bytes(p, device) if copies else {}
+    for x in copies:
+        rows, kept = x.there.rows, x.there.kept
+        assert isinstance(rows, OnDisk) and kept is not None
+        found[x.verb] += rows.moved(p.view, device, kept) * crossing_bytes(x, p, row)
     return found["recall"], found["spill"]
 
 
-def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int], itemsize: int) -> Iterator[int]:
+def row_bytes(p: PassProgram, device: int = 0) -> dict[str, int]:
+    """Of vertex tensors, what was placed and the buffers of a pass."""
+    row = {name: columns * p.itemsize for name, columns in p.width.items()}
+    row |= {x.name: _row(x.shape, x.dtype, p.itemsize) for x in p.before if isinstance(x, moves.Place)}
+    return row | {name: buffer.row_bytes(p.itemsize) for name, buffer in p.buffers[device].items()}
+
+
+def crossing_bytes(x: moves.Copy, p: PassProgram, row: Mapping[str, int]) -> int:
+    """Of a row as it crosses its link; ``row``: what rows have on the device."""
+    if x.src.rows is ARTIFACT:  # whose file has numbers of 4 bytes
+        return 4 * p.width[x.src.tensor]
+    return row[x.moved] if x.narrow is None else p.width[x.narrow.tensor] * SIZES[x.narrow.dtype]
+
+
+def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int]) -> Iterator[int]:
     """Bytes of vertex rows and staging memory that the host holds at most in each of consecutive passes.
 
     Args:
@@ -67,16 +65,16 @@ def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int], itemsize:
     live = dict(kept)
     for p in passes:
         placed = (x for x in p.before if isinstance(x, moves.Place) and x.where == "host")
-        live |= {x.name: sum(x.rows) * placed_row(x, itemsize) for x in placed}
-        yield sum(live.values()) + sum(buffer.nbytes(itemsize) for buffer in p.passing)
+        live |= {x.name: sum(x.rows) * placed_row(x, p.itemsize) for x in placed}
+        yield sum(live.values()) + sum(buffer.nbytes(p.itemsize) for buffer in p.passing)
         for free in p.frees:
             if free.where == "host":
                 live.pop(free.name, None)
 
 
-def script_bytes(p: PassProgram, device: int, itemsize: int) -> list[int]:
+def script_bytes(p: PassProgram, device: int) -> list[int]:
     """What one copy brings to a device in every batch of a pass, in the order in which it visits them."""
-    row = {name: buffer.row_bytes(itemsize) for name, buffer in p.buffers[device].items()}
+    row = row_bytes(p, device)
     chunks, total = np.array([p.chunk(device, batch) for batch in p.order], dtype=np.int64), np.zeros(len(p.order), int)
     for x in p.body:
         if isinstance(x, moves.Copy) and x.dst.tensor in p.packed:
@@ -84,10 +82,10 @@ def script_bytes(p: PassProgram, device: int, itemsize: int) -> list[int]:
     return [int(nbytes) for nbytes in total]
 
 
-def kept_bytes(passes: Iterable[PassProgram], itemsize: int) -> int:
+def kept_bytes(passes: Iterable[PassProgram]) -> int:
     """Bytes of the host in which scripts of passes stay, of all devices."""
     keeping = [(p, i) for p in passes if p.keeps and p.packed for i in range(len(p.buffers))]
-    return sum(aligned(nbytes) for p, i in keeping for nbytes in script_bytes(p, i, itemsize))
+    return sum(aligned(nbytes) for p, i in keeping for nbytes in script_bytes(p, i))
 
 
 def placed_row(x: moves.Place, itemsize: int) -> int:

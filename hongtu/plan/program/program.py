@@ -1,10 +1,9 @@
-"""The program of a run: passes of instructions, as plain data. Equal plans have equal programs."""
+"""The program of a run: passes of instructions, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ class PassProgram:
         order: the batches as they are visited.
         sets: of staging memory.
         buffers: of every device, what it has while the pass runs; ``staging``: the host's side of it.
+        width: columns of vertex tensors by name; ``itemsize``: bytes of the run's numbers.
         keeps: what one copy brings is packed once, in host memory of its own, and stays for the run.
         before: once, before the buffers are made; ``recalls``: for every batch, before the body of the ``ahead``-th
             batch before it; ``body``: in every batch; ``after``: once, before they are freed; ``frees``: then.
@@ -37,6 +37,8 @@ class PassProgram:
     sets: int
     buffers: tuple[dict[str, Buffer], ...]
     staging: tuple[dict[str, Buffer], ...]
+    width: Mapping[str, int]
+    itemsize: int
     keeps: bool = False
     before: tuple[Instruction, ...]
     recalls: tuple[Instruction, ...] = ()
@@ -103,11 +105,6 @@ class Program:
     slabs: tuple[int, ...] = ()
     eager: str = ""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and same(self, other)
-
-    __hash__ = None
-
 
 def _on_host(x: Instruction) -> bool:
     return x.on in ("dispatch", "host", "disk") or getattr(x, "stream", "") == "dispatch"
@@ -116,20 +113,3 @@ def _on_host(x: Instruction) -> bool:
 def _in_bucket(x: Instruction) -> bool:
     """Whether rows lie on a disk that an instruction would have in memory."""
     return getattr(x, "kept", None) is not None
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two pieces of plain data are equal, arrays entry by entry."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
-    if is_dataclass(a):
-        return all(same(getattr(a, part.name), getattr(b, part.name)) for part in fields(a))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)

@@ -184,36 +184,24 @@ class Picks:
         return found
 
     @functools.cached_property
-    def _peers(self) -> dict[tuple[int, int], list[tuple[int, slice]]]:
-        """Of every device and batch that was asked for."""
-        return {}
-
-
-@dataclass(frozen=True, eq=False)
-class Contended:
-    """Where several devices push to one row.
-
-    Attributes:
-        picks: what is pushed.
-        batches: all of the pass.
-    """
-
-    picks: Picks
-    batches: range
-
-    @functools.cached_property
-    def pairs(self) -> frozenset[tuple[int, int]]:
-        """The batches and owners."""
-        devices, found = range(len(self.picks.devices)), set()
-        for batch in self.batches if len(devices) > 2 else ():  # else an owner has one peer
+    def contended(self) -> frozenset[tuple[int, int]]:
+        """The batches and owners where several devices push to one row."""
+        devices, found = range(len(self.devices)), set()
+        batches = len(self.table(0).first_start) - 1 if len(devices) > 2 else 0  # else an owner has one peer
+        for batch in range(batches):
             peer, slot = (
-                np.concatenate([self.picks.column(name, i, batch) for i in devices]) for name in ("peer", "peer_slot")
+                np.concatenate([self.column(name, i, batch) for i in devices]) for name in ("peer", "peer_slot")
             )
             order = np.lexsort((slot, peer))
             peer, slot = peer[order], slot[order]
             again = (peer[1:] == peer[:-1]) & (slot[1:] == slot[:-1])
             found |= {(batch, owner) for owner in np.unique(peer[1:][again]).tolist()}
         return frozenset(found)
+
+    @functools.cached_property
+    def _peers(self) -> dict[tuple[int, int], list[tuple[int, slice]]]:
+        """Of every device and batch that was asked for."""
+        return {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -171,14 +171,7 @@ def make_plan(
     shape: NetworkShape,
     strategy: Strategy,
     budget: int | None = None,
-    workspace: dict[str, int] | None = None,
-    peer_cost: float = 0.0,
     choice: Choice | None = None,
 ) -> ExecutionPlan:
-    """Plan a run at one grain; arguments as above.
-
-    Args:
-        workspace: bytes that layers take at most inside each pass, by pass name.
-    """
-    plan = sketch_plan(topology, schedule, shape, strategy, choice or Choice())
-    return plan_caches(replace(plan, workspace=workspace or {}), budget, peer_cost)
+    """Plan a run at one grain; arguments as above."""
+    return plan_caches(sketch_plan(topology, schedule, shape, strategy, choice or Choice()), budget)

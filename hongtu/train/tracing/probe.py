@@ -18,6 +18,7 @@ import torch
 from hongtu.device.cpu import CpuDevice
 from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore
+from hongtu.engine.instructions import Means
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.kernels.dispatch import as_on_gpu, in_use, kernels_key
@@ -205,7 +206,11 @@ class _Probe:
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             program = small.program
             scored = _Unscored() if isinstance(self.loss, EdgeLoss) else self.loss
-            executor = Executor(program, [twin], host, [device], scored, topology.num_edges, self.vertices)
+            means = Means(
+                networks=[twin], host=host, devices=[device], loss=scored,
+                num_graph_edges=topology.num_edges, num_graph_vertices=self.vertices,
+            )  # fmt: skip
+            executor = Executor(program, means)
 
             def run(passes: Sequence[PassProgram], *, training: bool) -> dict[str, Taken]:
                 twin.modules.train(training)

@@ -6,7 +6,9 @@ graph of a GPU would miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,8 +18,11 @@ import torch
 from torch import Tensor
 
 from hongtu.cuda_ext.host_build import HostLauncher
-from hongtu.device.capture import CaptureError, leaves_of, mapped
+from hongtu.device.base import Device
+from hongtu.device.capture import CaptureError, leaves_of
+from hongtu.device.simulated import SLOWEST, Moment, Queue, Scheduler, SimulatedBackend
 from hongtu.device.streams import Event, Stream
+from hongtu.kernels.dispatch import CudaKernels
 from hongtu.kernels.torch_private import Operations, storage_id
 
 EMPTY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")  # they touch nothing
@@ -115,6 +120,15 @@ class Recording(Operations):
         return _tensor(taken[key], x)
 
 
+def mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same lists, tuples and dictionaries of what ``change`` makes of the leaves."""
+    if isinstance(tree, list | tuple):
+        return type(tree)([mapped(change, part) for part in tree])
+    if isinstance(tree, dict):
+        return {key: mapped(change, part) for key, part in tree.items()}
+    return change(tree)
+
+
 def _tensor(memory: np.ndarray, x: Tensor) -> Tensor:
     """A tensor of x's form in a memory, by a storage of its own."""
     made = torch.empty(0, dtype=x.dtype)
@@ -164,3 +178,101 @@ class NotedLauncher(HostLauncher):
             held: Any = [x if memory is None else memory for x, memory in zip(tensors, memories, strict=True)]
             self.recording.note(partial(super().launch, name, grid, block, tuple(args), None, held), name)
         super().launch(name, grid, block, args, stream, tensors)
+
+
+class RecordingQueue(Queue):
+    """A queue that has what it is given written down, while there is a recording.
+
+    Attributes:
+        on_host: it is the host's own.
+    """
+
+    _scheduler: RecordingScheduler
+    on_host = False
+
+    def run(self, work: Work) -> None:
+        recording = self._scheduler.recording
+        super().run(work if recording is None else recording.taken(self, work, on_host=self.on_host))
+
+    def record(self) -> Moment:
+        moment = super().record()
+        if self._scheduler.recording is not None:
+            self._scheduler.recording.steps.append((self, moment))
+        return moment
+
+    def wait(self, event: Event, why: str) -> None:
+        super().wait(event, why)
+        if isinstance(event, Moment) and self._scheduler.recording is not None:
+            self._scheduler.recording.steps.append((self, (event, why)))
+
+    def change(self, change: Callable[[Work], Work]) -> None:
+        """Do something else in place of every piece of work that it has been given and not done."""
+        self._work = deque(x if isinstance(x, Moment | tuple) else change(x) for x in self._work)
+
+
+class RecordingScheduler(Scheduler):
+    """Its queues have what they are given written down.
+
+    Attributes:
+        recording: where, or None.
+    """
+
+    recording: Recording | None = None
+    _queues: list[RecordingQueue]  # type: ignore[assignment]
+
+    def queue(self) -> RecordingQueue:
+        self._queues.append(RecordingQueue(self, SLOWEST ** self._random.random()))
+        return self._queues[-1]
+
+    def each_given(self, change: Callable[[Work], Work]) -> None:
+        """Have queues do something else in place of what they have been given and not done."""
+        for queue in self._queues:
+            queue.change(change)
+
+
+class FrozenRecorder:
+    """Captures what a scheduler's queues are given, and what a launcher launches for them."""
+
+    def __init__(self, scheduler: RecordingScheduler, launcher: NotedLauncher) -> None:
+        self._scheduler, self._launcher = scheduler, launcher
+        self._memory: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()
+
+    def capture(self, work: Callable[[], None], drain: Callable[[], None]) -> Frozen:
+        with self._recording() as recording:
+            work()
+            self._scheduler.recording = None  # what is waited for below is no part of it
+            drain()
+        return Frozen(recording)
+
+    @contextmanager
+    def _recording(self) -> Iterator[Recording]:
+        recording = Recording(self._memory)
+        self._scheduler.each_given(lambda work: recording.noted(work, []))  # what was given before is no part of it
+        self._scheduler.recording = self._launcher.recording = recording
+        try:
+            with recording:
+                yield recording
+        finally:
+            self._scheduler.recording = self._launcher.recording = None
+
+    def beside(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def forget(self) -> None:
+        pass
+
+
+class CapturingBackend(SimulatedBackend):
+    """GPUs played by the CPU that capture passes that repeat: done again operation by operation, in memory that nobody
+    else gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler: RecordingScheduler = RecordingScheduler()
+        self._launcher = NotedLauncher()
+        self.kernels = CudaKernels(self._launcher)
+
+    def recorder(self, devices: list[Device]) -> FrozenRecorder:
+        for stream in (devices[0].streams.host, devices[0].streams.disk):
+            stream.on_host = True  # type: ignore[attr-defined]
+        return FrozenRecorder(self.scheduler, self._launcher)
