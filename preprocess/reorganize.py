@@ -12,12 +12,15 @@ batches.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.graph.bitmap import lowest
-from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 from hongtu.threads import num_threads
+
+BITS = 16  # 2 ** 16 vertices a block; neighbour sets ascend, so that the part of each that lies in one is a slice
 
 
 def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, num_vertices: int) -> np.ndarray:
@@ -47,6 +50,20 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     total = overlap.sum(axis=0)
     tour = _tour(total + total.T)
     return np.ascontiguousarray(assigned[:, tour])
+
+
+def block_cuts(source_start: np.ndarray, sources: np.ndarray, num_vertices: int) -> np.ndarray:
+    """int64 [C, B + 1]: the sources of chunk c in block b are ``sources[cuts[c, b] : cuts[c, b + 1]]``.
+
+    >>> block_cuts(np.array([0, 2, 3]), np.int32([5, 70000, 9]), 70001).tolist()
+    [[0, 1, 2], [2, 3, 3]]
+    """
+    cuts = np.empty((len(source_start) - 1, ((num_vertices - 1) >> BITS) + 2), dtype=np.int64)
+    first = (np.arange(cuts.shape[1] - 1) << BITS).astype(sources.dtype)  # of another, all sources would be converted
+    for c, (lo, hi) in enumerate(pairwise(source_start)):
+        cuts[c, :-1] = lo + np.searchsorted(sources[lo:hi], first)
+        cuts[c, -1] = hi
+    return cuts
 
 
 @compiled(inline="always")
