@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from hongtu.graph.locality import miss_ratio
 from hongtu.graph.neighbour_sets import globalise, merge_sets, neighbour_sets, relabel
 
 COUNTED = 1 << 22  # edges that are looked at to know how soon sources are needed again
-SIZES = 32  # of caches: 1, 2, 4, ... rows
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Topology:
 
     @cached_property
     def miss_ratio(self) -> np.ndarray:
-        """What ``miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
+        """What ``locality.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
         first = int(self.chunk_edges.argmax())
         edge_start = np.asarray(self.in_edge_start)[self.chunk_start[first:]]
         local_source = self.local_source[edge_start[0] : edge_start[-1]][:COUNTED]
@@ -252,30 +252,6 @@ class Topology:
         """int32 [E], the source vertex (new id) of every edge in CSC order."""
         edge_start = np.asarray(self.in_edge_start)[self.chunk_start]
         return globalise(edge_start, self.source_start, self.sources, self.local_source)
-
-
-def miss_ratio(rows: np.ndarray) -> np.ndarray:
-    """float64 [SIZES]: the share of accesses that do not find their row among the 1, 2, 4, ... used most recently.
-
-    As many rows are held as a window of so many accesses has on average, which follows from the gaps between accesses
-    to the same row; accesses with longer gaps miss (P. J. Denning and S. C. Schwartz, Properties of the working-set
-    model, 1972).
-
-    Args:
-        rows: integers [N], not negative.
-
-    >>> miss_ratio(np.array([0, 1] * 1000))[:3].round(2).tolist()
-    [1.0, 0.0, 0.0]
-    """
-    if not len(rows):
-        return np.ones(SIZES)
-    order = np.argsort(rows, kind="stable")
-    again = rows[order[1:]] == rows[order[:-1]]
-    gaps = np.bincount(np.diff(order)[again], minlength=len(rows))  # between accesses to the same row, by their lengths
-    longer = 1 - np.cumsum(gaps) / len(rows)  # of accesses with a gap beyond each number, or without one
-    held = np.cumsum(longer)  # rows in a window of each number of accesses, from 1 on
-    window = np.searchsorted(held, 2.0 ** np.arange(SIZES) + 1e-6, side="right")  # the longest that holds no more
-    return longer[np.minimum(window, len(rows) - 1)]
 
 
 def build_topology(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu.graph import neighbour_sets
+from hongtu.graph import locality, neighbour_sets
 from hongtu.preprocess import bucket_sort, clean, csc, graph_models, reorganize, undirected
 from hongtu.preprocess import partition as partitions_
 from hongtu.preprocess.order import clusters, count
@@ -98,9 +98,9 @@ def test_chunks(graph, partitions, chunks):
     cuts = reorganize.block_cuts(at, sources, v)
     schedule = np.stack([np.random.default_rng(i).permutation(chunks) for i in range(partitions)]).astype(np.int32)
     overlap = np.zeros((2, chunks, chunks), np.int64)
-    for i in range(1, partitions):
-        assert_each_same(reorganize._chunk_overlap, 2, cuts, sources, schedule[:i], overlap, summed=True)
-    assert_each_same(reorganize._batch_overlap, 2, cuts, sources, schedule, overlap, summed=True)
+    rows = schedule + np.arange(partitions)[:, None] * chunks
+    for left, right, above in ((rows, rows, True), (rows[-1:], rows[:-1], False), (rows[:1], rows, False)):
+        assert_each_same(reorganize._overlap, 2, cuts, sources, left, right, above, overlap, summed=True)
 
 
 @pytest.mark.parametrize("steps", [1, 6])
@@ -135,3 +135,8 @@ def test_clusters_and_streams(graph):
     back = undirected.transpose(start, source)
     assert_same(streaming._stream, start, source, *back, mask, own, load.astype(float), share)
     assert_same(graph_models._spread, np.arange(v), np.full(v, v))
+
+
+def test_gaps(graph):
+    start, source = graph
+    assert_same(locality._count_gaps, source, np.full(len(start) - 1, -1, np.int64), np.zeros(len(source), np.int64))
