@@ -43,37 +43,17 @@ def address(
     launcher: Launcher, kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> int:
     """The address of a contiguous tensor of this dtype and shape, in the launcher's memory."""
-    if tensor.is_cuda is not launcher.on_gpu:
-        refuse(kernel, name, "device", tensor.device, "a GPU" if launcher.on_gpu else "the CPU")
-    return address_anywhere(kernel, name, tensor, dtype, shape)
-
-
-def address_anywhere(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """The address of a contiguous tensor of this dtype and shape, which may be in pinned host memory."""
-    if tensor.dtype is not dtype:
-        refuse(kernel, name, "dtype", tensor.dtype, dtype)
-    if tensor.shape != shape:
-        refuse(kernel, name, "shape", tuple(tensor.shape), shape)
+    _check(launcher, kernel, name, tensor, dtype, shape)
     if not tensor.is_contiguous():
         refuse(kernel, name, "strides", tensor.stride(), "a contiguous tensor")
     return tensor.data_ptr()
 
 
 def matrix(
-    launcher: Launcher, kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+    launcher: Launcher | None, kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Matrix:
-    """Rows of this dtype and shape in the launcher's memory, which may be apart."""
-    if tensor.is_cuda is not launcher.on_gpu:
-        refuse(kernel, name, "device", tensor.device, "a GPU" if launcher.on_gpu else "the CPU")
-    return matrix_anywhere(kernel, name, tensor, dtype, shape)
-
-
-def matrix_anywhere(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Matrix:
-    """Rows of this dtype and shape, which may be apart, and in pinned host memory."""
-    if tensor.dtype is not dtype:
-        refuse(kernel, name, "dtype", tensor.dtype, dtype)
-    if tensor.shape != shape:
-        refuse(kernel, name, "shape", tuple(tensor.shape), shape)
+    """Rows of this dtype and shape in the launcher's memory (None: or in pinned host memory), which may be apart."""
+    _check(launcher, kernel, name, tensor, dtype, shape)
     at, stride, size = tensor.data_ptr(), shape[1], dtype.itemsize
     if tensor.is_contiguous() and shape[0] != 1:  # one row may have padding all the same
         return at, stride, at | stride * size
@@ -82,6 +62,17 @@ def matrix_anywhere(kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, 
     stride = max(tensor.stride(0), stride)
     end = (tensor.storage_offset() + shape[0] * stride) * size
     return at, stride, at | stride * size | (end > tensor.untyped_storage().nbytes())
+
+
+def _check(
+    launcher: Launcher | None, kernel: str, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    if launcher is not None and tensor.is_cuda is not launcher.on_gpu:
+        refuse(kernel, name, "device", tensor.device, "a GPU" if launcher.on_gpu else "the CPU")
+    if tensor.dtype is not dtype:
+        refuse(kernel, name, "dtype", tensor.dtype, dtype)
+    if tensor.shape != shape:
+        refuse(kernel, name, "shape", tuple(tensor.shape), shape)
 
 
 def has_rows(tensor: Tensor) -> bool:

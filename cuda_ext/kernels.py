@@ -25,7 +25,6 @@ from hongtu.cuda_ext.arguments import (
     block_of,
     lane_elements,
     matrix,
-    matrix_anywhere,
     optional,
     refuse,
     two_dimensions,
@@ -207,14 +206,10 @@ def _move(
     index = src_index if dst_index is None else dst_index
     count = rows if index is None else index.shape[0]
     dst_shape = (count if dst_index is None else dst.shape[0], width)
-    src_at, src_stride, src_lanes = matrix_anywhere(
-        kernel, "src", src, dtype, (count if src_index is None else rows, width)
-    )
+    src_shape = (count if src_index is None else rows, width)
+    src_at, src_stride, src_lanes = matrix(None, kernel, "src", src, dtype, src_shape)  # perhaps in pinned host memory
     src_index_at = optional(launcher, kernel, "src_index", src_index, torch.int32, count)
-    if copies:
-        dst_at, dst_stride, dst_lanes = matrix_anywhere(kernel, "dst", dst, dtype, dst_shape)
-    else:
-        dst_at, dst_stride, dst_lanes = matrix(launcher, kernel, "dst", dst, dtype, dst_shape)
+    dst_at, dst_stride, dst_lanes = matrix(None if copies else launcher, kernel, "dst", dst, dtype, dst_shape)
     dst_index_at = optional(launcher, kernel, "dst_index", dst_index, torch.int32, count)
     elements = lane_elements(dtype, src_lanes, dst_lanes) if wide else 1
     args = (src_at, src_index_at, dst_at, dst_index_at, src_stride, dst_stride, count, width)

@@ -134,7 +134,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
                               str(work / "ladder"), "--hidden", "64", *to("ladder")), 360),
         Part("paper", module("paper", "--work", str(work), "--results", str(out), "--vertices",
                              str(int(20_000 * options.scale)), *to("paper")), 360),
-        Part("report", hongtu("report", str(out), "-o", str(out / "report.html"), "--title", "hongtu, measured"), 180),
+        Part("report", module("page", str(out), "-o", str(out / "report.html")), 180),
     ]  # fmt: skip
     if (work / "ogbn-arxiv.artifact").exists():
         for at, (name, layers, hidden, form, budgets) in enumerate(ARXIV, start=2):

@@ -6,13 +6,14 @@ python -m experiments.budgets ARTIFACT [--models gcn sage] [--shares 1 0.5 0.25 
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 
 import hongtu
+from experiments.page import largest_step
 from hongtu.bench.compare import Settings, compare, describe, in_memory_need
-from hongtu.bench.process import shared_process
+from hongtu.bench.process import Process
 from hongtu.bench.records import append, machine
-from hongtu.bench.report.growth import largest_step
 from hongtu.bench.spec import Model, Run
 from hongtu.errors import BudgetError
 from hongtu.model.named import build_layers
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--hardware", help="profile by which is planned")
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
-    with shared_process() as process:
+    with closing(Process()) as process:
         measure(options, Settings(epochs=options.epochs, hardware=options.hardware, process=process))
 
 

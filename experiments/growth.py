@@ -17,10 +17,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import hongtu
+from experiments.page import exponent
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import Settings, compare_orders, describe
 from hongtu.bench.records import append, machine
-from hongtu.bench.report.growth import exponent
 from hongtu.bench.spec import UNGROUPED, Model, Run
 
 VERTICES_PER_CHUNK = 8192

@@ -11,6 +11,8 @@ anonymous and shared memory and of pages that the system's cache had of the arti
 from __future__ import annotations
 
 import argparse
+import ctypes
+import mmap
 import os
 import shutil
 import subprocess
@@ -26,7 +28,6 @@ import torch
 
 import hongtu
 from experiments.preprocess_rates import command
-from hongtu.bench.host_load import cached_bytes
 from hongtu.bench.profile.disk import disk_rates
 from hongtu.bench.records import append, machine, read
 from hongtu.hardware import CPU
@@ -34,6 +35,7 @@ from hongtu.host import drop_file_pages, proc_bytes
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
 
+CACHESTAT = 451  # number of the system call, the same on every processor
 INTERVAL = 0.2  # seconds between two looks at a process
 CHUNKS = 512
 SLAB = 1 << 22  # edges, or numbers of features, that are made in one step
@@ -242,6 +244,19 @@ def train(there: Any, options: dict[str, Any], model: str, disk: dict[str, Any])
     }  # fmt: skip
     there.send(("end", facts))
     there.close()
+
+
+def cached_bytes(file: int) -> int:
+    """What the system's cache has of an open file, whoever read or wrote it.
+
+    Raises:
+        OSError: where the system does not tell (Linux before 6.5).
+    """
+    whole, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()  # from where, how much; pages in memory, ...
+    if ctypes.CDLL(None, use_errno=True).syscall(CACHESTAT, file, whole, found, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return int(found[0]) * mmap.PAGESIZE
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from functools import update_wrapper
 from hashlib import sha256
-from time import perf_counter
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -29,7 +28,6 @@ AT_ONCE = 5_000_000  # elements in one call: operations on arrays take several t
 SMALL = 1 << 16  # edges and vertices of a graph up to which plain kernels take no longer than compiling
 ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
 
-seconds: dict[str, float] = {}  # that compiling took in this process, by kernel, without the kernels that it calls
 _lock = threading.RLock()
 
 
@@ -108,9 +106,6 @@ def _elements(arg: Any) -> int:
 def _make(function: Any, options: dict[str, Any]) -> Any:
     import numba
 
-    if not _loaded:
-        _loaded.append("numba")
-        _listen()
     copy = FunctionType(function.__code__, _for_numba(function), function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     stated = {name: value for name, value in options.items() if name != "noalias"}
@@ -182,7 +177,6 @@ class _Kept:
 
 
 _said: list[str] = []
-_loaded: list[str] = []
 _own: list[str] = []  # directories of this process
 
 
@@ -222,25 +216,3 @@ def kept_in() -> str | None:
 def _remove(directory: str, owner: int) -> None:
     if os.getpid() == owner:  # not a process that was forked
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _listen() -> None:
-    """Count the seconds of every compilation, of others inside it apart; numba compiles on one thread at a time."""
-    from numba.core import event
-
-    begun: list[float] = []
-    inside: list[float] = [0.0]
-
-    class Clock(event.Listener):
-        def on_start(self, found: Any) -> None:
-            begun.append(perf_counter())
-            inside.append(0.0)
-
-        def on_end(self, found: Any) -> None:
-            whole, of_others = perf_counter() - begun.pop(), inside.pop()
-            function = found.data["dispatcher"].py_func
-            name = f"{function.__module__}.{function.__qualname__}"
-            seconds[name] = seconds.get(name, 0.0) + whole - of_others
-            inside[-1] += whole
-
-    event.register("numba:compile", Clock())

@@ -9,7 +9,8 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
-from hongtu.preprocess.vertex_blocks import vertex_ranges
+from hongtu.parallel import parallel_for
+from hongtu.preprocess.blocks import vertex_ranges
 
 BLOCK = 1 << 22  # edges looked at in one step
 
@@ -52,7 +53,12 @@ def coalesce(
     start[0] = 0
     np.cumsum(kept, out=start[1:])
     merged = create("value", "int32", (int(start[-1]),))
-    _compact.each(len(bounds) - 1, bounds, in_edge_start, source, first, start, merged)
+
+    def compact(part: int) -> None:
+        old, new = (ends[bounds[part : part + 2]] for ends in (in_edge_start, start))
+        merged[new[0] : new[1]] = source[old[0] : old[1]][first[old[0] : old[1]]]
+
+    parallel_for(compact, len(bounds) - 1)
     return start, merged, first
 
 
@@ -82,20 +88,6 @@ def _sort(part, bounds, in_edge_start, source, origin, first, kept):
         for e in range(lo, hi):
             first[e] = e == lo or source[e] != source[e - 1]
             kept[v] += first[e]
-
-
-def _plain_compact(bounds, in_edge_start, source, first, start, merged):
-    merged[:] = source[first]
-
-
-@compiled(plain=_plain_compact)
-def _compact(part, bounds, in_edge_start, source, first, start, merged):
-    for v in range(bounds[part], bounds[part + 1]):
-        k = start[v]
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            if first[e]:
-                merged[k] = source[e]
-                k += 1
 
 
 def normalize_rows(block: np.ndarray) -> np.ndarray:

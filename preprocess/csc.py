@@ -11,9 +11,11 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
-from hongtu.graph.distinct import distinct
+from hongtu.graph.bitmap import distinct
+from hongtu.graph.sparse_rows import positions
+from hongtu.parallel import parallel_for
+from hongtu.preprocess.blocks import even_blocks, vertex_ranges
 from hongtu.preprocess.bucket_sort import group_by_key
-from hongtu.preprocess.vertex_blocks import even_blocks, vertex_ranges
 from hongtu.threads import num_threads
 
 
@@ -63,9 +65,13 @@ def renumber(csc: Csc, original_id: np.ndarray, create: Create = in_memory) -> C
     start = create("start", "int64", (len(original_id) + 1,))
     start[0] = 0
     np.cumsum(np.diff(csc.in_edge_start)[original_id], out=start[1:])
-    source = create("value", "int32", csc.source.shape)
-    bounds = vertex_ranges(start)
-    _renumber.each(len(bounds) - 1, *csc, original_id, new_id, bounds, start, source)
+    source, bounds = create("value", "int32", csc.source.shape), vertex_ranges(start)
+
+    def move(part: int) -> None:
+        old = original_id[bounds[part] : bounds[part + 1]]
+        source[start[bounds[part]] : start[bounds[part + 1]]] = new_id[csc.source[positions(csc.in_edge_start, old)]]
+
+    parallel_for(move, len(bounds) - 1)
     return Csc(start, source)
 
 
@@ -91,7 +97,7 @@ def statistics(csc: Csc) -> dict[str, int]:
 LOOKS = 1000  # edges that are enough to tell a graph of which most edges go one way
 
 
-def share_both_ways(csc: Csc, seed: int = 0) -> float:
+def share_both_ways(csc: Csc) -> float:
     """Of ``LOOKS`` random edges between different vertices about the share whose reverse is there, too.
 
     >>> share_both_ways(Csc(np.array([0, 1, 2]), np.int32([1, 0])))  # 1->0, 0->1
@@ -99,7 +105,7 @@ def share_both_ways(csc: Csc, seed: int = 0) -> float:
     >>> share_both_ways(Csc(np.array([0, 1, 1]), np.int32([1])))  # 1->0
     0.0
     """
-    edges = np.random.default_rng(seed).integers(0, len(csc.source), LOOKS)
+    edges = np.random.default_rng(0).integers(0, len(csc.source), LOOKS)
     destinations = np.searchsorted(csc.in_edge_start, edges, side="right") - 1
     found = [
         destination in csc.source[csc.in_edge_start[source] : csc.in_edge_start[source + 1]]
@@ -107,20 +113,6 @@ def share_both_ways(csc: Csc, seed: int = 0) -> float:
         if source != destination
     ]
     return float(np.mean(found)) if found else 1.0
-
-
-def _plain_renumber(in_edge_start, source, original_id, new_id, bounds, start, new_source):
-    moved = np.repeat(np.asarray(in_edge_start)[original_id] - start[:-1], np.diff(start))
-    new_source[:] = new_id[source[moved + np.arange(len(moved))]]
-
-
-@compiled(plain=_plain_renumber)
-def _renumber(part, in_edge_start, source, original_id, new_id, bounds, start, new_source):
-    for v in range(bounds[part], bounds[part + 1]):
-        k = start[v]
-        for e in range(in_edge_start[original_id[v]], in_edge_start[original_id[v] + 1]):
-            new_source[k] = new_id[source[e]]
-            k += 1
 
 
 def _plain_statistics(in_edge_start, source, bounds, linked, counts):

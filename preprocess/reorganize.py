@@ -12,12 +12,15 @@ batches.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.graph.bitmap import lowest
-from hongtu.preprocess.vertex_blocks import BITS, block_cuts
 from hongtu.threads import num_threads
+
+BITS = 16  # 2 ** 16 vertices a block; neighbour sets ascend, so that the part of each that lies in one is a slice
 
 
 def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, num_vertices: int) -> np.ndarray:
@@ -39,72 +42,96 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     chunks = (len(source_start) - 1) // partitions
     cuts = block_cuts(source_start, sources, num_vertices)
     overlap = np.empty((min(num_threads(), cuts.shape[1] - 1), chunks, chunks), dtype=np.int64)
-    assigned = np.tile(np.arange(chunks, dtype=np.int32), (partitions, 1))
+    own = np.arange(partitions * chunks).reshape(partitions, chunks)
+    batches = own.copy()  # row i: the chunk of partition i in each
     for i in range(1, partitions):
-        _chunk_overlap.each(len(overlap), cuts, sources, assigned[:i], overlap)
-        assigned[i] = _assign(overlap.sum(axis=0))
-    _batch_overlap.each(len(overlap), cuts, sources, assigned, overlap)
+        _overlap.each(len(overlap), cuts, sources, own[i : i + 1], batches[:i], False, overlap)
+        batches[i] = own[i, _assign(overlap.sum(axis=0))]
+    _overlap.each(len(overlap), cuts, sources, batches, batches, True, overlap)
     total = overlap.sum(axis=0)
     tour = _tour(total + total.T)
-    return np.ascontiguousarray(assigned[:, tour])
+    return np.ascontiguousarray((batches - own[:, :1])[:, tour], dtype=np.int32)
+
+
+def block_cuts(source_start: np.ndarray, sources: np.ndarray, num_vertices: int) -> np.ndarray:
+    """int64 [C, B + 1]: the sources of chunk c in block b are ``sources[cuts[c, b] : cuts[c, b + 1]]``.
+
+    >>> block_cuts(np.array([0, 2, 3]), np.int32([5, 70000, 9]), 70001).tolist()
+    [[0, 1, 2], [2, 3, 3]]
+    """
+    cuts = np.empty((len(source_start) - 1, ((num_vertices - 1) >> BITS) + 2), dtype=np.int64)
+    first = (np.arange(cuts.shape[1] - 1) << BITS).astype(sources.dtype)  # of another, all sources would be converted
+    for c, (lo, hi) in enumerate(pairwise(source_start)):
+        cuts[c, :-1] = lo + np.searchsorted(sources[lo:hi], first)
+        cuts[c, -1] = hi
+    return cuts
 
 
 @compiled(inline="always")
-def _needed_by(cuts, sources, assigned, chunks, block):
-    """uint64 [vertices of the block, W]: bit j of a vertex is set where T_j, of the partitions so far, has it."""
-    needed = np.empty((1 << BITS, (chunks + 63) // 64), dtype=np.uint64)
+def _needed_by(cuts, sources, chunks, block):
+    """uint64 [vertices of the block, W]: bit j of a vertex is set where a chunk of column j of ``chunks`` has it."""
+    needed = np.empty((1 << BITS, (chunks.shape[1] + 63) // 64), dtype=np.uint64)
     for v in range(1 << BITS):
         for w in range(needed.shape[1]):
             needed[v, w] = 0
-    for i in range(len(assigned)):
-        for j in range(chunks):
-            c = i * chunks + assigned[i, j]
-            for s in range(cuts[c, block], cuts[c, block + 1]):
+    for i in range(chunks.shape[0]):
+        for j in range(chunks.shape[1]):
+            for s in range(cuts[chunks[i, j], block], cuts[chunks[i, j], block + 1]):
                 needed[sources[s] & ((1 << BITS) - 1), j >> 6] |= np.uint64(1) << np.uint64(j & 63)
     return needed
 
 
-def _plain_needed(cuts, sources, first, batches, chunks):
-    """float32 [n, V]: 1 where a batch needs a vertex, by way of these chunks; products of two count exactly."""
-    needed = np.zeros((chunks, int(sources.max(initial=0)) + 1), dtype=np.float32)
-    for j in range(chunks):
-        for i, of in enumerate(batches):
-            c = first + i * chunks + of[j]
+def _plain_needed(cuts, sources, chunks):
+    """float32 [n, V]: 1 where a chunk of column j of ``chunks`` has a vertex; products of two count exactly."""
+    needed = np.zeros((chunks.shape[1], int(sources.max(initial=0)) + 1), dtype=np.float32)
+    for j, column in enumerate(chunks.T):
+        for c in column:
             needed[j, sources[cuts[c, 0] : cuts[c, -1]]] = 1
     return needed
 
 
-def _plain_chunk_overlap(cuts, sources, assigned, overlap):
-    chunks = overlap.shape[1]
-    chunk = _plain_needed(cuts, sources, len(assigned) * chunks, np.arange(chunks)[None], chunks)
+def _plain_overlap(cuts, sources, rows, columns, above, overlap):
+    needed = _plain_needed(cuts, sources, columns)
     overlap[:] = 0
-    overlap[0] = chunk @ _plain_needed(cuts, sources, 0, assigned, chunks).T
+    overlap[0] = np.triu(needed @ needed.T, 1) if above else _plain_needed(cuts, sources, rows) @ needed.T
 
 
-@compiled(plain=_plain_chunk_overlap)
-def _chunk_overlap(t, cuts, sources, assigned, overlap):
-    """|N_c n T_j| for every chunk c of the next partition and every batch j so far, as far as a thread's blocks go, to
-    ``overlap`` int64 [T, n, n]."""
-    threads, chunks, _ = overlap.shape
-    own, first = overlap[t], len(assigned) * chunks
-    _clear(own)
+@compiled(plain=_plain_overlap)
+def _overlap(t, cuts, sources, rows, columns, above, overlap):
+    """How many vertices are in chunks of both, for every column of ``rows`` and every column of ``columns``, int64
+    [partitions, n] each, as far as a thread's blocks go, to ``overlap`` int64 [T, n, n]. With ``above`` the two are
+    the same, and only pairs of a column and a later one are counted."""
+    threads, n, _ = overlap.shape
+    own, in_row, in_column = overlap[t], np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+    for a in range(n):
+        for b in range(n):
+            own[a, b] = 0
     for block in range(t, cuts.shape[1] - 1, threads):
-        needed = _needed_by(cuts, sources, assigned, chunks, block)
-        for c in range(chunks):
-            for s in range(cuts[first + c, block], cuts[first + c, block + 1]):
-                v = sources[s] & ((1 << BITS) - 1)
-                for w in range(needed.shape[1]):
-                    left = needed[v, w]
-                    while left != 0:
-                        own[c, (w << 6) + lowest(left)] += 1
-                        left &= left - np.uint64(1)
+        needed = _needed_by(cuts, sources, columns, block)
+        others = needed if above else _needed_by(cuts, sources, rows, block)
+        for v in range(1 << BITS):
+            count = _list_bits(needed[v], in_column)
+            if above:
+                for a in range(count):
+                    for b in range(a + 1, count):
+                        own[in_column[a], in_column[b]] += 1
+            elif count > 0:
+                for a in range(_list_bits(others[v], in_row)):
+                    for b in range(count):
+                        own[in_row[a], in_column[b]] += 1
 
 
 @compiled(inline="always")
-def _clear(rows):
-    for a in range(rows.shape[0]):
-        for b in range(rows.shape[1]):
-            rows[a, b] = 0
+def _list_bits(words, found):
+    """Sets ``found`` to the positions of the bits of a row of words that are set; returns how many they are."""
+    count = 0
+    for w in range(len(words)):
+        left = words[w]
+        while left != 0:
+            found[count] = (w << 6) + lowest(left)
+            count += 1
+            left &= left - np.uint64(1)
+    return count
 
 
 def _assign(overlap: np.ndarray) -> np.ndarray:
@@ -115,33 +142,6 @@ def _assign(overlap: np.ndarray) -> np.ndarray:
         chosen[j] = left[:, j].argmax()
         left[chosen[j]] = -1
     return chosen
-
-
-def _plain_batch_overlap(cuts, sources, assigned, overlap):
-    needed = _plain_needed(cuts, sources, 0, assigned, overlap.shape[1])
-    overlap[:] = 0
-    overlap[0] = np.triu(needed @ needed.T, 1)
-
-
-@compiled(plain=_plain_batch_overlap)
-def _batch_overlap(t, cuts, sources, assigned, overlap):
-    """|T_j n T_k| for every pair of batches j < k, as far as a thread's blocks go, to ``overlap`` int64 [T, n, n]."""
-    threads, chunks, _ = overlap.shape
-    own, batches = overlap[t], np.empty(chunks, dtype=np.int64)
-    _clear(own)
-    for block in range(t, cuts.shape[1] - 1, threads):
-        needed = _needed_by(cuts, sources, assigned, chunks, block)
-        for v in range(1 << BITS):
-            count = 0
-            for w in range(needed.shape[1]):
-                left = needed[v, w]
-                while left != 0:
-                    batches[count] = (w << 6) + lowest(left)
-                    count += 1
-                    left &= left - np.uint64(1)
-            for a in range(count):
-                for b in range(a + 1, count):
-                    own[batches[a], batches[b]] += 1
 
 
 def _tour(overlap: np.ndarray) -> np.ndarray:

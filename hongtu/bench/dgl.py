@@ -43,8 +43,12 @@ class GCN(nn.Module):
             self._scale = graph.in_degrees().to(h.dtype).rsqrt()[:, None]
         first = self.lin.out_features < self.lin.in_features
         h = self.lin(h) if first else h
-        h = dgl.ops.copy_u_sum(graph, h * self._scale) * self._scale
+        h = self.sum_sources(graph, h * self._scale) * self._scale
         return (h if first else self.lin(h)) + self.bias
+
+    def sum_sources(self, graph: Any, h: Tensor) -> Tensor:
+        """Of every vertex the sum of its in-edges' sources."""
+        return dgl.ops.copy_u_sum(graph, h)
 
 
 class SAGE(dgl_nn.SAGEConv):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 from pathlib import Path
 
@@ -48,19 +46,3 @@ def forget_peak() -> None:
         CLEAR.write_text("5")
     except OSError:  # the imports' own peak stays in
         return
-
-
-CACHESTAT = 451  # number of the system call, the same on every processor
-
-
-def cached_bytes(file: int) -> int:
-    """What the system's cache has of an open file, whoever read or wrote it.
-
-    Raises:
-        OSError: where the system does not tell (Linux before 6.5).
-    """
-    whole, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()  # from where, how much; pages in memory, ...
-    if ctypes.CDLL(None, use_errno=True).syscall(CACHESTAT, file, whole, found, 0):
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return int(found[0]) * mmap.PAGESIZE

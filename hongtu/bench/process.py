@@ -17,7 +17,8 @@ from hongtu.errors import InputError
 
 
 class Process:
-    """A process for systems, which have numbers; it does what it is told in turn."""
+    """A process for systems, which have numbers; it does what it is told in turn. Several start faster in one, but
+    nobody knows whose memory is whose."""
 
     def __init__(self) -> None:
         context = get_context("spawn")  # with nothing of this one's memory
@@ -135,13 +136,3 @@ def worker(order: Order, process: Process | None = None) -> Iterator[Worker]:
         yield found
     finally:
         found.close()
-
-
-@contextmanager
-def shared_process() -> Iterator[Process]:
-    """A process for many systems, gone afterwards: they start faster, but nobody knows whose memory is whose."""
-    process = Process()
-    try:
-        yield process
-    finally:
-        process.close()

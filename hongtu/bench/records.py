@@ -30,7 +30,7 @@ def machine(experiment: str, command: str | None = None) -> dict[str, Any]:
         "command": shlex.join([*(command or f"python -m experiments.{experiment}").split(), *sys.argv[1:]]),
         "hongtu": hongtu.__version__,
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **{name: version_of(name) for name in PACKAGES},
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
     }
@@ -71,7 +71,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """That of an installed distribution; None where there is none."""
     try:
         return version(package)
     except PackageNotFoundError:

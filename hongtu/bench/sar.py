@@ -29,15 +29,11 @@ RELATION = ("_N", "_E", "_N")  # as DGL names what has one kind
 class MessageGCN(GCN):
     """The same by messages, which SAR passes on."""
 
-    def forward(self, h: Tensor, graph: Any) -> Tensor:
-        if self._scale is None:
-            self._scale = graph.in_degrees().to(h.dtype).rsqrt()[:, None]
-        first = self.lin.out_features < self.lin.in_features
+    def sum_sources(self, graph: Any, h: Tensor) -> Tensor:
         with graph.local_scope():
-            graph.srcdata["h"] = (self.lin(h) if first else h) * self._scale
+            graph.srcdata["h"] = h
             graph.update_all(dgl.function.copy_u("h", "m"), dgl.function.sum("m", "h"))
-            h = graph.dstdata["h"] * self._scale
-        return (h if first else self.lin(h)) + self.bias
+            return graph.dstdata["h"]
 
 
 class SAR:

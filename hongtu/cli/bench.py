@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -57,14 +57,14 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check everything, then measure model by model; a line for each system as soon as its model is done."""
     from hongtu.bench.compare import Settings
-    from hongtu.bench.process import shared_process
+    from hongtu.bench.process import Process
     from hongtu.graph.artifact import open_artifact
     from hongtu.ranks.share import deal_partitions
 
     check_options(options)
     artifact = open_artifact(options.artifact)
     deal_partitions(artifact, max(map(int, options.ranks)))
-    with shared_process() if options.together else nullcontext() as process:
+    with closing(Process()) if options.together else nullcontext() as process:
         settings = Settings(
             epochs=options.epochs,
             accuracy=options.accuracy[0],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -126,11 +125,10 @@ def examine() -> dict[str, Any]:
     """Versions, cores, bytes of memory, GPUs, where compiled code is kept and optional packages (None = absent)."""
     import torch
 
-    gpus = []
-    if torch.cuda.is_available():
-        for k in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(k)
-            gpus.append({"name": properties.name, "memory": properties.total_memory})
+    from hongtu.bench.records import version_of
+
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count() if torch.cuda.is_available() else 0))
+    page = os.sysconf("SC_PAGE_SIZE")
     packages = [name for ability in ABILITIES for name in ability.packages]
     return {
         "hongtu": __version__,
@@ -138,11 +136,11 @@ def examine() -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "cores": len(os.sched_getaffinity(0)),
-        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "memory_available": _available_memory(),
-        "gpus": gpus,
+        "memory": os.sysconf("SC_PHYS_PAGES") * page,
+        "memory_available": os.sysconf("SC_AVPHYS_PAGES") * page,
+        "gpus": [{"name": gpu.name, "memory": gpu.total_memory} for gpu in gpus],
         "compiled_code": kept_in(),
-        "packages": {name: _version(name) for name in (*packages, *CUDA_PACKAGES)},
+        "packages": {name: version_of(name) for name in (*packages, *CUDA_PACKAGES)},
     }
 
 
@@ -215,14 +213,3 @@ def _measured(hardware: dict[str, Any], file: str) -> list[str]:
         f"  files, written       {hardware['spill_link'] / giga:8.1f} GB/s",
         f"  files, read          {hardware['recall_link'] / giga:8.1f} GB/s",
     ]
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _available_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

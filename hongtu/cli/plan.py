@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,8 @@ def run(options: argparse.Namespace) -> None:
     """Plan, and print the plan."""
     from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
-    from hongtu.model.loss_terms import DEFAULT
     from hongtu.plan.program.compile import compile_plan
     from hongtu.plan.report import traffic_chart
-    from hongtu.train.planning import plan_model
 
     if options.batch is not None and options.listing is None:
         raise InputError("--batch: only --listing shows batches; give --listing, too")
@@ -71,17 +70,7 @@ def run(options: argparse.Namespace) -> None:
     budget = _budget(config, artifact, hardware)
     if budget is None:
         budget = hardware.memory_for(artifact.topology.partitions)
-    plan = plan_model(
-        artifact,
-        make_layers(config, artifact),
-        loss=DEFAULT[artifact.task],
-        device_memory=budget,
-        strategy=config.strategy,
-        hardware=hardware,
-        host_memory=config.host_memory,
-        spill=config.spill is not None,
-        host_dtype=config.host_dtype,
-    )
+    plan = _plan(config, artifact, device_memory=budget, hardware=hardware, host_memory=config.host_memory)
     if options.check:
         from hongtu.plan.program.check import check_program
 
@@ -106,39 +95,33 @@ def run(options: argparse.Namespace) -> None:
 def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: GraphCounts, hardware: Hardware) -> None:
     """Plan without a graph."""
     from hongtu.cli.plan_text import counts_table
-    from hongtu.model.loss_terms import DEFAULT
-    from hongtu.train.planning import plan_model
 
     for option in ("ranks", "explain", "plot", "listing", "check"):
         if getattr(options, option) not in (None, False):
             raise InputError(f"--{option}: needs an artifact, and there are only counts; leave it out")
-
-    def plan(artifact: Artifact, **limits: Any) -> ExecutionPlan:
-        layers, spill = make_layers(config, artifact), config.spill is not None
-        return plan_model(
-            artifact,
-            layers,
-            loss=DEFAULT[artifact.task],
-            strategy=config.strategy,
-            spill=spill,
-            host_dtype=config.host_dtype,
-            **limits,
-        )
-
-    result = describe_counts(counts, config, hardware, options.partitions or hardware.devices, plan)
+    partitions = options.partitions or hardware.devices
+    result = describe_counts(counts, config, hardware, partitions, partial(_plan, config))
     print(json.dumps(result) if options.json else counts_table(result, _model(config)))
 
 
-def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
+def _plan(config: ModelConfig, artifact: Artifact, **limits: Any) -> ExecutionPlan:
+    """Of the model on an artifact, in these limits and on this hardware."""
     from hongtu.model.loss_terms import DEFAULT
     from hongtu.train.planning import plan_model
     from hongtu.train.settings import budget_bytes
 
-    def plan(limit: int | None) -> ExecutionPlan:
-        options: dict[str, Any] = {"loss": DEFAULT[artifact.task], "strategy": config.strategy, "hardware": hardware}
-        return plan_model(artifact, make_layers(config, artifact), device_memory=limit, **options)
+    beside: dict[str, Any] = {"strategy": config.strategy, "spill": config.spill is not None}
+    beside |= {"host_dtype": config.host_dtype} | limits
+    return plan_model(artifact, make_layers(config, artifact), loss=DEFAULT[artifact.task], **beside)
 
-    return budget_bytes(config.device_memory, plan)
+
+def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
+    from hongtu.train.budget import budget_bytes
+
+    whole = {"spill": False, "host_dtype": None}  # what no limit would take
+    return budget_bytes(
+        config.device_memory, lambda limit: _plan(config, artifact, device_memory=limit, hardware=hardware, **whole)
+    )
 
 
 def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artifact, hardware: Hardware) -> None:

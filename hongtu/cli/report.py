@@ -14,8 +14,8 @@ PAGE = "report.html"  # where nothing is said
 def add_parser(subparsers: Any) -> None:
     """Register ``hongtu report``."""
     parser = subparsers.add_parser("report", help="show a run or results as one HTML page")
-    parser.add_argument("results", type=Path, metavar="RUN_OR_RESULTS", help="directory of `hongtu train --run`, of "
-        "`make bench`, or a file of JSON lines")  # fmt: skip
+    parser.add_argument("results", type=Path, metavar="RUN_OR_RESULTS", help="directory of `hongtu train --run`, "
+        "or a file of `hongtu bench --out` or a directory of such")  # fmt: skip
     parser.add_argument("-o", "--out", type=Path, default=Path(PAGE), help=f"default: {PAGE}")
     parser.add_argument("--title", help="default: the directory's name")
     parser.set_defaults(execute=run)

@@ -66,20 +66,13 @@ def run(options: argparse.Namespace) -> None:
 
     with joined(config.rank_timeout, note) as ranks:
         ranks.check_same(vars(config))
-        _run(config, ranks, json_only=options.json)
+        with ExitStack() as held:
+            _run(config, ranks, held, json_only=options.json)
 
 
-def _run(config: TrainConfig, ranks: Together, *, json_only: bool) -> None:
-    with ExitStack() as held:
-        _run_in(None if config.run is None else Path(config.run), config, ranks, held, json_only=json_only)
-
-
-def _run_in(directory: Path | None, config: TrainConfig, ranks: Together, held: ExitStack, *, json_only: bool) -> None:
-    """Train in a run directory, or without one.
-
-    Args:
-        held: takes the first rank's hold of it.
-    """
+def _run(config: TrainConfig, ranks: Together, held: ExitStack, *, json_only: bool) -> None:
+    """Train in a run directory, of which ``held`` takes the first rank's hold, or without one."""
+    directory = None if config.run is None else Path(config.run)
     resumes = directory is not None and ranks.first(partial(_check, directory, config, held))
     trainer = make_trainer(config)
     trainer.check_trains()

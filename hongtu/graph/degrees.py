@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology
-
-PIECES = 64  # of the vertices, for threads
+from hongtu.parallel import parallel_for
 
 
 def degree_statistics(
@@ -36,53 +34,27 @@ def degree_statistics(
         own = degree_statistics(topology, rows, dtype)
         others = out_degrees(topology)[:, None].astype(dtype)
         return np.concatenate([own, others if rows is None else others[rows]], axis=1)
-    t = topology
-    weight = np.empty(0, np.float32) if t.edge_weight is None else t.edge_weight
-    out = np.empty((t.num_vertices if rows is None else len(rows), 3), dtype)
-    rows, every = np.empty(0, np.int64) if rows is None else rows, rows is None
-    graph = t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source, weight
-    bounds = np.arange(PIECES + 1) * len(out) // PIECES
-    _degree_statistics.each(PIECES, bounds, rows, every, *graph, out)
+    chunks = topology.partitions * topology.chunks
+    out = np.empty((topology.num_vertices if rows is None else len(rows), 3), dtype)
+    chunk = np.empty(0) if rows is None else np.searchsorted(topology.chunk_start, rows, side="right") - 1
+    order = np.argsort(chunk, kind="stable")
+    ends = np.searchsorted(chunk[order], np.arange(chunks + 1))
+
+    def look(c: int) -> None:
+        first, end = topology.chunk_start[c : c + 2].tolist()
+        mine = slice(first, end) if rows is None else order[ends[c] : ends[c + 1]]
+        if rows is not None and ends[c] == ends[c + 1]:
+            return
+        sources, local_source, destination, weight = _edges_of(topology, c)
+        loop, found = sources[local_source] == destination, np.full((end - first, 3), np.nan)
+        at, looped = destination[loop] - first, weight[loop]
+        found[:, 0] = np.bincount(destination - first, weight, minlength=end - first)
+        found[:, 1] = np.bincount(at, looped, minlength=end - first)
+        found[at, 2] = looped  # the last of each stays
+        out[mine] = found if rows is None else found[rows[mine] - first]
+
+    parallel_for(look, chunks)
     return out
-
-
-def _plain_statistics(
-    bounds, rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out
-):  # fmt: skip
-    degree = np.diff(in_edge_start)
-    destination = np.repeat(np.arange(len(degree)), degree)
-    first = np.repeat(source_start[:-1], np.diff(np.asarray(in_edge_start)[chunk_start]))
-    weight = np.ones(len(destination)) if len(weight) == 0 else weight.astype(np.float64)
-    loop = np.flatnonzero(sources[first + local_source] == destination)
-    found = np.full((len(degree), 3), np.nan)
-    found[:, 0] = np.bincount(destination, weight, minlength=len(degree))
-    found[:, 1] = np.bincount(destination[loop], weight[loop], minlength=len(degree))
-    found[destination[loop], 2] = weight[loop]  # the last of each stays
-    out[:] = found if every else found[rows]
-
-
-@compiled(plain=_plain_statistics)
-def _degree_statistics(
-    part, bounds, rows, every, chunk_start, in_edge_start, source_start, sources, local_source, weight, out
-):
-    for r in range(bounds[part], bounds[part + 1]):
-        v = np.int64(r) if every else np.int64(rows[r])
-        chunk, end = 0, len(chunk_start) - 1
-        while end - chunk > 1:
-            middle = (chunk + end) // 2
-            if chunk_start[middle] <= v:
-                chunk = middle
-            else:
-                end = middle
-        first = source_start[chunk]
-        total, loops, last = 0.0, 0.0, np.nan
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            w = 1.0 if len(weight) == 0 else np.float64(weight[e])
-            total += w
-            if sources[first + local_source[e]] == v:
-                loops += w
-                last = w
-        out[r, 0], out[r, 1], out[r, 2] = total, loops, last
 
 
 def edge_id_starts(in_edge_start: np.ndarray, original_id: np.ndarray) -> np.ndarray:
@@ -146,9 +118,12 @@ def largest_in_laplacian(topology: Topology, normalization: str | None) -> float
 
 
 def _edges_by_chunk(topology: Topology) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Of every chunk its sources, and of its edges the position among these, the destination and float64 weight."""
-    for c in range(topology.partitions * topology.chunks):
-        chunk = topology.chunk(c)
-        destination = np.repeat(np.arange(chunk.num_dst) + chunk.first, np.diff(chunk.indptr))
-        weight = np.ones(chunk.num_edges) if chunk.edge_weight is None else chunk.edge_weight.astype(np.float64)
-        yield chunk.sources, chunk.local_source, destination, weight
+    return (_edges_of(topology, c) for c in range(topology.partitions * topology.chunks))
+
+
+def _edges_of(topology: Topology, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The sources of a chunk, and of its edges the position among these, the destination and float64 weight."""
+    chunk = topology.chunk(c)
+    destination = np.repeat(np.arange(chunk.num_dst) + chunk.first, np.diff(chunk.indptr))
+    weight = np.ones(chunk.num_edges) if chunk.edge_weight is None else chunk.edge_weight.astype(np.float64)
+    return chunk.sources, chunk.local_source, destination, weight

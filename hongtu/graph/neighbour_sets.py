@@ -15,8 +15,7 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
-from hongtu.graph.bitmap import count_ones, lowest, put_distinct
-from hongtu.graph.distinct import distinct
+from hongtu.graph.bitmap import count_ones, distinct, lowest, put_distinct
 from hongtu.parallel import parallel_for
 
 

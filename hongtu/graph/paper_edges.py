@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.graph.topology import Topology, build_topology
 
 
@@ -52,7 +51,7 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     loop = np.where(np.isnan(last), edges.added, last)
     if edges.loops:
         degree = degree - looped + loop
-        start, source, weight = _looped(start, source, weight, loop.astype(dtype), weighted)
+        start, source, weight = _looped(start, source, weight, loop.astype(dtype), weighted=weighted)
     if edges.normalized:
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = degree**-0.5
@@ -61,36 +60,13 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     return build_topology(topology.partitions, topology.chunk_start, start, source, weight if weighted else None)
 
 
-def _plain_looped(start, source, weight, loop, weighted):
-    vertices = np.arange(len(start) - 1)
+def _looped(
+    start: np.ndarray, source: np.ndarray, weight: np.ndarray, loop: np.ndarray, *, weighted: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The edges less self-loops, and one behind those of each vertex."""
+    vertices = np.arange(len(start) - 1, dtype=source.dtype)
     destination = np.repeat(vertices, np.diff(start))
     kept = source != destination
     end = np.cumsum(np.bincount(destination[kept], minlength=len(vertices)))  # behind those of each vertex
     count = np.concatenate([[0], end + vertices + 1])
-    to_source = np.insert(source[kept], end, vertices)
-    return count, to_source, np.insert(weight[kept], end, loop) if weighted else weight[:0]
-
-
-@compiled(plain=_plain_looped)
-def _looped(start, source, weight, loop, weighted):
-    """The edges less self-loops, and one behind those of each vertex."""
-    count = np.zeros(len(start), dtype=np.int64)
-    for v in range(len(start) - 1):
-        kept = 1
-        for e in range(start[v], start[v + 1]):
-            kept += source[e] != v
-        count[v + 1] = count[v] + kept
-    to_source = np.empty(count[-1], dtype=source.dtype)
-    to_weight = np.empty(count[-1] if weighted else 0, dtype=weight.dtype)
-    for v in range(len(start) - 1):
-        at = count[v]
-        for e in range(start[v], start[v + 1]):
-            if source[e] != v:
-                to_source[at] = source[e]
-                if weighted:
-                    to_weight[at] = weight[e]
-                at += 1
-        to_source[at] = v
-        if weighted:
-            to_weight[at] = loop[v]
-    return count, to_source, to_weight
+    return count, np.insert(source[kept], end, vertices), np.insert(weight[kept], end, loop) if weighted else weight

@@ -233,27 +233,20 @@ class Topology:
     def grouped_sets(self, size: int) -> Topology:
         """``grouped`` without edges: neighbour sets and counts only, which is much faster and all that planners
         need to compare grains."""
+        kept = np.arange(self.partitions)[:, None] * self.chunks + np.arange(0, self.chunks, size)
         source_start, sources = merge_sets(self.source_start, self.sources, self.partitions, size, self.num_vertices)
         larger = replace(
             self,
             chunks=-(-self.chunks // size),
-            chunk_start=self._group_start(size),
+            chunk_start=np.append(np.asarray(self.chunk_start)[kept.ravel()], self.num_vertices),
             source_start=source_start,
             sources=sources,
             local_source=np.empty(0, dtype=np.int32),
         )
-        larger = self._with_active(larger)
+        if self.active is not None:
+            larger = replace(larger, active_start=np.searchsorted(self.active, larger.chunk_start))
         vars(larger)["miss_ratio"] = self.miss_ratio  # its edges are the same
         return larger
-
-    def _group_start(self, size: int) -> np.ndarray:
-        kept = np.arange(self.partitions)[:, None] * self.chunks + np.arange(0, self.chunks, size)
-        return np.append(np.asarray(self.chunk_start)[kept.ravel()], self.num_vertices)
-
-    def _with_active(self, larger: Topology) -> Topology:
-        if self.active is None:
-            return larger
-        return replace(larger, active=self.active, active_start=np.searchsorted(self.active, larger.chunk_start))
 
     def global_sources(self) -> np.ndarray:
         """int32 [E], the source vertex (new id) of every edge in CSC order."""

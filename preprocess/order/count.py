@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.compiled import compiled
-from hongtu.graph.distinct import distinct
+from hongtu.graph.bitmap import distinct
 
 
 def count_loads(
@@ -94,40 +94,17 @@ def _gap_histogram(order, chunk_start, part, m, in_edge_start, source):
     return gaps, owned, mirrored
 
 
-def _plain_kept_gaps(gaps, room):
-    ending, kept = np.zeros(len(room), dtype=np.int64), 0
+def _kept_gaps(gaps: np.ndarray, room: np.ndarray) -> int:
+    """The most gaps that fit: in every step, drop those that end last (see ``hongtu.plan.cache.lookahead``)."""
+    ending, kept = np.zeros(len(room), dtype=np.int64), 0  # open gaps by the step of their next use
     for t in range(len(room)):
         kept += int(ending[t])
         ending[t] = 0
         if t > 0:
-            kept += int(gaps[t - 1, t])
+            kept += int(gaps[t - 1, t])  # the row stays where it is
             ending[t + 1 :] += gaps[t - 1, t + 1 :]
         excess = int(ending.sum() - room[t])
-        if excess > 0:  # of those that end last
+        if excess > 0:
             later = np.cumsum(ending[::-1])[::-1]
             ending -= np.clip(excess - (later - ending), 0, ending)
-    return kept
-
-
-@compiled(plain=_plain_kept_gaps)
-def _kept_gaps(gaps, room):
-    """The most gaps that fit: in every step, drop those that end last (see ``hongtu.plan.cache.lookahead``)."""
-    steps = len(room)
-    ending = np.zeros(steps, dtype=np.int64)  # open gaps by the step of their next use
-    active = 0
-    kept = 0
-    for t in range(steps):
-        kept += ending[t]
-        active -= ending[t]
-        if t > 0:
-            kept += gaps[t - 1, t]  # the row stays where it is
-            for k in range(t + 1, steps):
-                ending[k] += gaps[t - 1, k]
-                active += gaps[t - 1, k]
-        k = steps - 1
-        while active > room[t]:
-            dropped = min(active - room[t], ending[k])
-            ending[k] -= dropped
-            active -= dropped
-            k -= 1
     return kept

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from hongtu.preprocess.partition.balance import partition_statistics
+from hongtu.parallel import parallel_for
+from hongtu.preprocess.blocks import even_blocks
+from hongtu.preprocess.partition.blind import random_partition, range_partition
 from hongtu.preprocess.partition.own import check_partition, read_partition
-from hongtu.preprocess.partition.random import random_partition
-from hongtu.preprocess.partition.range import range_partition
 from hongtu.preprocess.partition.streaming import streaming_partition
 from hongtu.preprocess.partition.weighted import balanced_partition, weighted_partition
 from hongtu.preprocess.parts import kaminpar_installed
 
-# the submodules `range` and `random` shadow those names in this file: no loops here
 __all__ = [
     "PARTITIONERS", "check_partition", "choose_partitioner", "partition_statistics", "partition_vertices",
     "read_partition",
@@ -66,3 +66,28 @@ def partition_vertices(
     if partitions == 1:
         return np.zeros(len(in_edge_start) - 1, dtype=np.int32)
     return PARTITIONERS[name](in_edge_start, source, partitions, train_mask=train_mask, seed=seed)
+
+
+def partition_statistics(
+    part: np.ndarray, in_edge_start: np.ndarray, source: np.ndarray, partitions: int, train_mask: np.ndarray
+) -> dict[str, Any]:
+    """Stored edges between partitions and, for vertices, in-edges and train vertices, largest share / mean share."""
+    counts = {
+        "vertices": np.bincount(part, minlength=partitions),
+        "in_edges": np.bincount(part, weights=np.diff(in_edge_start), minlength=partitions),
+        "train": np.bincount(part[train_mask], minlength=partitions),
+    }
+    balance = {name: round(float(c.max() / max(c.mean(), 1e-12)), 4) for name, c in counts.items()}
+    return {"edge_cut": _edge_cut(in_edge_start, source, part), "balance": balance}
+
+
+def _edge_cut(in_edge_start: np.ndarray, source: np.ndarray, part: np.ndarray) -> int:
+    bounds = even_blocks(in_edge_start, max(1, len(source) >> 20))
+    cut = np.zeros(len(bounds) - 1, dtype=np.int64)
+
+    def count(k: int) -> None:
+        own = part[bounds[k] : bounds[k + 1]].repeat(np.diff(in_edge_start[bounds[k] : bounds[k + 1] + 1]))
+        cut[k] = np.count_nonzero(part[source[in_edge_start[bounds[k]] : in_edge_start[bounds[k + 1]]]] != own)
+
+    parallel_for(count, len(cut))
+    return int(cut.sum())

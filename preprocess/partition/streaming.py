@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.compiled import compiled
-from hongtu.preprocess.partition.range import range_partition
+from hongtu.preprocess.partition.blind import range_partition
 from hongtu.preprocess.undirected import transpose
 
 PASSES = 10  # of the stream; fewer when nearly nothing moves any more

@@ -9,9 +9,15 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError, note
 from hongtu.graph.format import MOST_CLASSES
-from hongtu.preprocess.read.check_labels import check_labels, check_masks, check_numbers, choose_split
+from hongtu.preprocess.read.check_labels import (
+    FREE_CLASSES,
+    check_labels,
+    check_masks,
+    check_numbers,
+    choose_split,
+    refuse_value,
+)
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
-from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
 from hongtu.preprocess.read.size import check_count, check_held
 from hongtu.preprocess.read.sparse import DENSE
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
@@ -123,7 +129,7 @@ def _check_edge_form(raw: RawGraph) -> None:
         remedy = "transpose it"
     else:
         remedy = "save them with numpy.stack([source, destination])"
-    expect(raw, "edges", edges, good, f"int32 or int64 [2, E], row 0 source, row 1 destination; {remedy}")
+    raw.expect("edges", edges, good, f"int32 or int64 [2, E], row 0 source, row 1 destination; {remedy}")
 
 
 def _check_vertex_ids(raw: RawGraph) -> None:
@@ -152,14 +158,14 @@ def _check_edge_numbers(raw: RawGraph) -> None:
         if array is not None:
             good = array.dtype.kind == "f" and array.ndim == rank and len(array) == edges and 0 not in array.shape[1:]
             remedy = f"save {row} for each edge with .astype(numpy.float32), or remove it"
-            expect(raw, piece, array, good, f"float32 {form}; {remedy}")
+            raw.expect(piece, array, good, f"float32 {form}; {remedy}")
             _check_finite(raw, piece, array if rank == 2 else array[:, None])
 
 
 def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
     kind, edges = raw.edge_type, raw.edges.shape[1]
     good = kind.dtype.kind in "iu" and kind.shape == (edges,)
-    expect(raw, "edge_type", kind, good, f"integers [{edges}]; save one type for each edge, or remove it")
+    raw.expect("edge_type", kind, good, f"integers [{edges}]; save one type for each edge, or remove it")
     bound = max(edges, FREE_CLASSES)
     for lo in range(0, edges, BLOCK):
         block = kind[lo : lo + BLOCK]
@@ -196,8 +202,8 @@ def _check_features(raw: RawGraph) -> None:
         remedy = "write one column, x[:, None]"
     elif features.dtype.kind in NUMBERS:
         remedy = "save a row for each vertex, or pass --features random:F"
-    expect(
-        raw, "features", features, good and features.shape[1] > 0,
+    raw.expect(
+        "features", features, good and features.shape[1] > 0,
         f"float32 [{vertices}, F], F > 0 ({raw.vertices_from}); {remedy}",
     )  # fmt: skip
     if isinstance(features, np.ndarray):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
 from hongtu.errors import InputError, note
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
-from hongtu.preprocess.read.refusal import FREE_CLASSES, expect, refuse_value
 
+FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
 LABEL_REMEDY = "convert them (-1 = none), or pass --labels random:C, or --task regression for numbers to predict"
 
 NAMES_REMEDY = "number the classes, with numpy.unique(labels, return_inverse=True)[1]"
@@ -37,8 +38,8 @@ def check_labels(raw: RawGraph) -> None:
         if name.startswith("data."):
             classes, floats = f"{name}.int().argmax(1)", f"{name}.float()"
         remedy = f"they are one-hot: pass {classes} for a class each, or {floats} for multi-label"
-    expect(
-        raw, "labels", labels, good,
+    raw.expect(
+        "labels", labels, good,
         f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {remedy}",
     )  # fmt: skip
     (_check_multiclass if rank == 1 else _check_multilabel)(raw)
@@ -102,7 +103,7 @@ def check_numbers(raw: RawGraph) -> None:
     labels, vertices = raw.labels, raw.num_vertices
     good = labels.dtype.kind in "biuf" and labels.ndim in (1, 2) and len(labels) == vertices
     remedy = "save a number for each vertex, nan where there is none, or leave --task out"
-    expect(raw, "labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
+    raw.expect("labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
     raw.labels = labels.reshape(vertices, -1)
     _check_columns(raw)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -138,7 +139,7 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
         elif mask.dtype != bool:
             remedy = "save it as numpy." + ("bool_" if mask.shape[-1:] == (vertices,) else "int64")
         expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
-        expect(raw, name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
+        raw.expect(name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
         if mask.ndim == 2:
             several = True
             if split is None and len(mask) > 1:
@@ -208,3 +209,14 @@ def check_masks(raw: RawGraph, labelled: np.ndarray, given: Collection[str]) -> 
                 f"{raw.name(split)}: contains vertex {unlabelled[0]} (and {len(unlabelled) - 1} more) whose label is "
                 f"{shown}, expected labelled vertices only; clear the mask where there is no label"
             )
+
+
+def refuse_value(position: str, value: Any) -> None:
+    """Refuse what is no finite number.
+
+    Raises:
+        InputError: always.
+    """
+    raise InputError(
+        f"{position} is {value}, expected a finite float32 number; replace it (numpy.nan_to_num) or drop it"
+    )

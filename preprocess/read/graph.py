@@ -72,6 +72,15 @@ class RawGraph:
         otherwise = self.title if piece == "edges" else f"{self.title}: {piece}"
         return self.names.get(piece, otherwise if self.title else piece)
 
+    def expect(self, piece: str, array: Any, good: bool, expected: str) -> None:
+        """Refuse an array of another form.
+
+        Raises:
+            InputError: unless it is ``good``.
+        """
+        if not good:
+            raise InputError(f"{self.name(piece)}: {array.dtype} of shape {array.shape}, expected {expected}")
+
     def locate_edge(self, edge: int) -> str:
         """Where an edge of the stream stands; reads the input again up to it."""
         for as_text in (False, True):

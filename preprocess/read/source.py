@@ -14,6 +14,8 @@ import numpy as np
 
 from hongtu.errors import InputError
 
+BLOCK = 1 << 22  # edges
+
 
 class EdgeBlock(NamedTuple):
     """Consecutive edges of the input.
@@ -41,14 +43,13 @@ def array_blocks(
     source: np.ndarray,
     destination: np.ndarray,
     weight: np.ndarray | None,
-    size: int = 1 << 22,
     first: int = 0,
 ) -> Callable[[bool], Iterator[EdgeBlock]]:
     """The stream of edges that are in memory already; the first has the number ``first``."""
 
     def blocks(as_text: bool) -> Iterator[EdgeBlock]:
-        for lo in range(0, len(source), size):
-            part = slice(lo, lo + size)
+        for lo in range(0, len(source), BLOCK):
+            part = slice(lo, lo + BLOCK)
 
             def where(k: int, lo: int = lo) -> str:
                 return f"{name}: edge {first + lo + k}"

@@ -35,9 +35,8 @@ from hongtu.errors import InputError, OutputError, uninterrupted
 from hongtu.files import Create, create_array, make_directory, read_json
 from hongtu.graph.format import ARRAYS, ORIGIN
 from hongtu.graph.format import STAGES as LOG
-from hongtu.graph.writer import ArtifactWriter, check_output
-from hongtu.preprocess.workspace.progress import Progress
-from hongtu.preprocess.workspace.watch import Watch
+from hongtu.graph.writer import check_output, commit_artifact
+from hongtu.preprocess.workspace.watch import Progress, Watch
 
 FORMAT, IDENTITY = "hongtu-workspace", "identity.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -259,12 +258,8 @@ class Workspace:
 
     def commit(self, header: dict[str, Any]) -> None:
         """Make the artifact of the arrays in ``artifact/``; nothing is left of the rest."""
-        with ArtifactWriter(self.path, force=self.force, directory=self.artifact) as writer:
-            for name in ARRAYS:
-                if (self.artifact / f"{name}.npy").is_file():
-                    writer.adopt(name)
-            (self.artifact / ORIGIN).write_text(json.dumps(self.origin), "utf-8")
-            writer.commit(header)
+        (self.artifact / ORIGIN).write_text(json.dumps(self.origin), "utf-8")
+        commit_artifact(self.artifact, self.path, header, force=self.force)
 
     def put(self, name: str, array: np.ndarray) -> np.ndarray:
         """Store a whole array, of the artifact or of scratch, and return its map."""

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import signal
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -249,7 +250,7 @@ def test_a_worker_that_refuses_or_dies_says_so(artifact, tmp_path):
     assert refused.value.smallest > 10
     with pytest.raises(InputError, match="absent"):
         compare.in_memory_need(tmp_path / "absent", model, settings)
-    with process.shared_process() as shared:  # which goes on after it has refused something
+    with closing(process.Process()) as shared:  # which goes on after it has refused something
         together = compare.Settings(epochs=1, process=shared)
         with pytest.raises(BudgetError, match="smallest that works"):
             compare.compare(artifact, model, [Run(strategy="full", budget=size) for size in (10, 2**30)], together)

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from experiments import page as bench_page
 from hongtu.bench.report import page, pictures
 from hongtu.cli.main import main as command
 
@@ -21,14 +22,8 @@ GRAPH = {"graph": "g", "vertices": 100, "edges": 500, "partitions": 1, "chunks":
 LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send", "disk")
 
 
-HEADINGS = [
-    "Epoch time and memory", "Accuracy against time", "What each saving removes", "Rows loaded against cache size",
-    "Time against budget", "Growth", "Predicted and measured seconds", "The paper, table by table", "A run",
-]  # fmt: skip
-
-
 def rows():
-    """Two of everything that the page knows."""
+    """Two of everything that the pages of `hongtu report` and of `make bench` know."""
     ours = MACHINE | GRAPH | {
         "system": "hongtu", "strategy": "full", "budget": None, "share": None, "label": "hongtu full",
         "seconds": 0.5, "spread": [0.4, 0.6], "others": 0.0, "loss_agrees": True, "process_bytes": 2**20,
@@ -57,9 +52,8 @@ def test_systems_on_several_graphs_have_bars_of_their_own():
         assert "g, gcn: hongtu full" in picture and "h, gcn: hongtu full" in picture
         assert len(re.findall(r'<g id="ytick_\d+">', picture)) == bars
     assert re.findall(r">([0-9.]+)</text>", pictures.systems(both))[-3:] == ["0.500", "2.000", "5.000"]
-    assert len(page._tables(both, "bench")) == 2 and page._tables([ours, theirs], "bench")[0][0] == (
-        "g, gcn, 2 layers, hidden 8"
-    )
+    assert len(page._tables(both, page.BENCH.about)) == 2
+    assert page._tables([ours, theirs], page.BENCH.about)[0][0] == "g, gcn, 2 layers, hidden 8"
     alone = pictures.systems([ours, theirs])
     assert "gcn: hongtu full" in alone and "g, gcn" not in alone
 
@@ -105,13 +99,13 @@ class Seen(HTMLParser):
             self.headings.append(data.strip())
 
 
-def check(text):
+def check(text, sections):
     """Every section, table and figure is there, and nothing leads elsewhere."""
     seen = Seen()
     seen.feed(text)
-    assert seen.headings == HEADINGS
-    assert seen.tags["table"] == len(page.EXPERIMENTS)
-    assert seen.tags["figure"] == seen.tags["figcaption"] == len(page.EXPERIMENTS) + 1  # bench has three, paper none
+    assert seen.headings == [section.heading for section in sections]
+    assert seen.tags["table"] == len(sections)
+    assert seen.tags["figure"] == seen.tags["figcaption"] == sum(len(section.figures) for section in sections)
     assert seen.tags["svg"] == seen.tags["figure"] and "script" not in seen.tags
     assert all(address.startswith("#") for address in seen.addresses), seen.addresses
     assert not re.search(r"url\((?!['\"]?#)|@import", text)
@@ -122,30 +116,30 @@ def test_the_page_is_whole_and_keeps_to_itself(results, tmp_path, capsys):
     out = tmp_path / "report.html"
     assert command(["report", str(results), "-o", str(out), "--title", "a < b"]) == 0
     text = out.read_text()
-    check(text)
+    check(text, page.SECTIONS)
     assert "<title>a &lt; b</title>" in text and "pyg &lt;b&gt;" in text and "<b>" not in text
     assert "Losses equal the reference&#39;s for 1 of 2 systems" in text and '<span class="bad">no</span>' in text
+    for cell in ("0.400\u00a0to\u00a00.600", "1.50 (to 0.594)", "0.6000", "0.5000"):
+        assert f"<td>{cell}</td>" in text, cell
+    assert "<p>model gcn, hidden 64</p>" in text and "<td>7.0</td>" in text and "A run: 1 rows" in text
+    assert "hongtu bench &lt;x&gt; &amp; y" in text and "2 cores of P, Python 3, torch 2, hongtu 0" in text
+    assert "2 rows of bench" in capsys.readouterr().out
+
+
+def test_the_page_of_make_bench_has_every_experiment(results, tmp_path, monkeypatch):
+    out = tmp_path / "report.html"
+    monkeypatch.setattr("sys.argv", ["page", str(results), "-o", str(out)])
+    bench_page.main()
+    text = out.read_text()
+    check(text, bench_page.SECTIONS)
     assert "to the power of 1.000, peak memory to the power of 1.000" in text
     assert (
         "gcn 2.00x" in text
         and "Largest error on 2 configurations that the profile has not seen" in text
         and "graphs: 10.0%" in text
     )
-    for cell in (
-        "0.400\u00a0to\u00a00.600",
-        "0.50, 3.00",
-        "1.50 (to 0.594)",
-        "0.6000",
-        "+5.0%",
-        "50%",
-        "0.5000",
-        "95",
-        "none",
-    ):
+    for cell in ("0.400\u00a0to\u00a00.600", "0.50, 3.00", "+5.0%", "50%", "95", "none"):
         assert f"<td>{cell}</td>" in text, cell
-    assert "<p>model gcn, hidden 64</p>" in text and "<td>7.0</td>" in text and "A run: 1 rows" in text
-    assert "hongtu bench &lt;x&gt; &amp; y" in text and "2 cores of P, Python 3, torch 2, hongtu 0" in text
-    assert "2 rows of bench" in capsys.readouterr().out
 
 
 def chromium():
@@ -173,7 +167,7 @@ def test_a_browser_shows_it_and_asks_nobody(results, tmp_path):
     out, other = tmp_path / "report.html", tmp_path / "other.html"
     assert command(["report", str(results), "-o", str(out)]) == 0
     shown, asked = browse(out, tmp_path)
-    check(shown)
+    check(shown, page.SECTIONS)
     assert not asked
     picture = "http://127.0.0.1:9/picture.png"
     other.write_text(f'<img src="{picture}">')

@@ -248,7 +248,9 @@ def test_doctor(capsys, monkeypatch):
     text = output(capsys, "doctor")
     can, _, cannot = text.partition("It cannot")
     assert f"train on the CPU: {found['cores']} cores" in can and "convert and wrap torch_geometric's models" in can
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("kaminpar", "cuda-bindings") else "1.0")
+    monkeypatch.setattr(
+        "hongtu.bench.records.version_of", lambda name: None if name in ("kaminpar", "cuda-bindings") else "1.0"
+    )
     cannot = output(capsys, "doctor").partition("It cannot")[2]
     assert "KaMinPar, faster than METIS\n      pip install 'hongtu[kaminpar]'\n" in cannot and "ogb" not in cannot
 

@@ -13,7 +13,7 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.graph.format import ARRAYS
-from hongtu.graph.writer import ArtifactWriter
+from hongtu.preprocess.workspace import Workspace
 from tests.neutral import contents, pieces, write
 
 BESIDE = {
@@ -182,10 +182,9 @@ def test_output_below_a_file_is_refused(source, tmp_path, capsys):
 
 
 def test_a_killed_preprocess_leaves_nothing_that_opens(tmp_path):
-    writer = ArtifactWriter(tmp_path / "out")  # never committed, never cleaned up
-    writer.add("original_id", np.arange(3, dtype=np.int32))
-    (left,) = tmp_path.iterdir()
-    for path in (left, tmp_path / "out"):
+    work = Workspace(tmp_path / "out", None, force=False, resume=False).__enter__()  # never committed, nor cleaned up
+    work.put("original_id", np.arange(3, dtype=np.int32))
+    for path in (work.artifact, tmp_path / "out"):
         with pytest.raises(InputError, match="not an artifact"):
             hongtu.open_artifact(path)
 

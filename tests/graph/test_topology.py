@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.graph.bitmap import put_distinct
+from hongtu.graph.degrees import degree_statistics
 from hongtu.graph.locality import miss_ratio
 from hongtu.graph.topology import Topology, build_topology
 from tests.plain_forms import assert_same
@@ -92,3 +94,20 @@ def test_a_bitmap_sorts_and_drops_repeats(rows: list[int]) -> None:
     put_distinct.dispatcher(np.array(rows, dtype=np.int32), 7, words, out, 0)
     assert out[:end].tolist() == sorted(set(rows))
     assert (out[end:] == -1).all() and not words.any()
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_degrees_and_self_loops_are_counted_as_by_hand(weighted: bool) -> None:
+    topology = random_topology(np.random.default_rng(7), 2, 6)
+    if not weighted:
+        topology = replace(topology, edge_weight=None)
+    start, sources = topology.in_edge_start, topology.global_sources()
+    weight = np.ones(len(sources)) if topology.edge_weight is None else topology.edge_weight.astype(np.float64)
+    expected = []
+    for v in range(topology.num_vertices):
+        own = [(u, w) for u, w in zip(sources[start[v] : start[v + 1]], weight[start[v] : start[v + 1]], strict=True)]
+        loops = [w for u, w in own if u == v]
+        expected.append([sum(w for _, w in own), sum(loops), loops[-1] if loops else np.nan])
+    np.testing.assert_array_equal(degree_statistics(topology), expected)
+    rows = np.random.default_rng(8).permutation(topology.num_vertices)[::2]
+    np.testing.assert_array_equal(degree_statistics(topology, rows, "float32"), np.float32(expected)[rows])

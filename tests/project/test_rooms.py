@@ -52,7 +52,6 @@ SHARED = {
     "bucket_sort",
     "parts",
     "undirected",
-    "vertex_blocks",
 }  # what several stages use, no stage itself
 
 

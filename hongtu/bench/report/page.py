@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hongtu.bench.host_load import BUSY
 from hongtu.bench.records import read
 from hongtu.bench.report import pictures
-from hongtu.bench.report.growth import exponent, largest_step
 from hongtu.bench.report.text import host_bytes
 from hongtu.errors import InputError
 from hongtu.files import read_json
@@ -17,11 +16,93 @@ from hongtu.plan.plot import require_matplotlib
 
 MIB = 2**20
 Row = dict[str, Any]
-EXPERIMENTS = ("bench", "accuracy", "ladder", "traffic", "budgets", "growth", "estimator", "paper", "run")
 
 
-def collect(path: Path) -> dict[str, list[Row]]:
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        name: of the experiment whose rows it shows.
+        columns: heads of its table, and formats of what is below each, filled in from ``shown``.
+        figures: what draws each from the rows, as SVG, and what stands under it.
+        summary: a sentence on the rows.
+        about: what the rows of one table have in common.
+    """
+
+    name: str
+    heading: str
+    intro: str
+    columns: Sequence[tuple[str, str]]
+    figures: Sequence[tuple[Callable[[Sequence[Row]], str], str]] = ()
+    summary: Callable[[Sequence[Row]], str] | None = None
+    about: Callable[[Row], str] = lambda row: ""
+
+
+def model_of(row: Row) -> str:
+    """What rows of one model have in common."""
+    return f"{row['model']}, {row['layers']} layers, hidden {row['hidden']}"
+
+
+def graph_and_model(row: Row) -> str:
+    """What rows of one model on one graph have in common."""
+    return f"{row['graph'].removesuffix('.artifact')}, {model_of(row)}"
+
+
+def _systems_summary(rows: Sequence[Row]) -> str:
+    found = [bool(row["loss_agrees"]) for row in rows if row["system"] != "dense"]
+    return f"Losses equal the reference's for {sum(found)} of {len(found)} systems that have one."
+
+
+SYSTEM, REACHED = ("system", "{label}"), ("seconds to accuracy", "{reached}")
+OTHERS = "taken by others", "{others:.0%}"
+SECONDS = ("seconds", "{seconds:.3f}"), ("spread", "{spread[0]:.3f}\u00a0to\u00a0{spread[1]:.3f}"), OTHERS
+LOSS, LINK = ("loss is the reference's", "{loss_agrees}"), ("MiB over the host link", "{link_bytes:,.0f}")
+PROCESS = "{process_bytes:,.0f}"
+BENCH = Section(
+    name="bench",
+    heading="Epoch time and memory",
+    intro="All systems train from the same parameters; epochs are timed in turns. Before that, the losses of each "
+    "one's first epochs must be the reference's. Memory, where a system has a process of its own, is the highest "
+    "resident set above that of the imports.",
+    columns=(
+        SYSTEM, *SECONDS, LOSS, ("MiB", PROCESS), LINK, ("counted = predicted", "{counted_is_predicted}"), REACHED
+    ),
+    figures=(
+        (pictures.systems, "Seconds of an epoch by system"),
+        (pictures.memory, "Memory by system"),
+        (pictures.phases, "Where ours spends an epoch, by phase; on the CPU a flush is the host's accumulation"),
+    ),
+    summary=_systems_summary,
+    about=graph_and_model,
+)  # fmt: skip
+ACCURACY = Section(
+    name="accuracy",
+    heading="Accuracy against time",
+    intro="Every system from the same parameters, scored on the way; scoring is not timed.",
+    columns=(SYSTEM, REACHED, ("last val", "{last[val]:.4f}"), ("last test", "{last[test]:.4f}")),
+    figures=((pictures.accuracy, "Accuracy on the validation vertices against seconds trained"),),
+    about=graph_and_model,
+)
+RUN = Section(
+    name="run",
+    heading="A run",
+    intro="Loss and scores of the epochs that were evaluated, and what each took.",
+    columns=(
+        ("epoch", "{epoch}"), ("loss", "{loss:.4f}"), ("seconds", "{seconds:.3f}"),
+        *((split, f"{{metrics[{split}]:.4f}}") for split in ("train", "val", "test")),
+        ("MiB of the largest device", "{device_peak:,.1f}"), LINK,
+    ),
+    figures=((pictures.run, "Loss and accuracy against epochs"),),
+)  # fmt: skip
+SECTIONS = BENCH, ACCURACY, RUN
+
+
+def collect(path: Path, sections: Sequence[Section] = SECTIONS) -> dict[str, list[Row]]:
     """Rows by experiment, of a file or of every ``*.jsonl`` of a directory; a run's epochs are the experiment "run".
+
+    Args:
+        sections: that there are; rows of others are left out.
 
     Raises:
         InputError: where there are none.
@@ -33,11 +114,9 @@ def collect(path: Path) -> dict[str, list[Row]]:
             run = {"epoch", "loss", "metrics"} <= row.keys()
             found.setdefault("run" if run else str(row.get("experiment")), []).append(row)
     found["accuracy"] = [row for row in found.get("bench", ()) if row.get("curve")]
-    known = {name: rows for name, rows in found.items() if rows and name in EXPERIMENTS}
+    known = {section.name: rows for section in sections if (rows := found.get(section.name))}
     if not known:
-        raise InputError(
-            f"{path}: no results; expected what `hongtu bench --out`, `make bench` or `hongtu train --run` wrote"
-        )
+        raise InputError(f"{path}: no results; expected what `hongtu bench --out` or `hongtu train --run` wrote")
     return known
 
 
@@ -51,10 +130,11 @@ def settings_of(path: Path) -> Row:
     return {name: value for name, value in found.items() if value not in (None, "", [], False) and name != "loggers"}
 
 
-def render(results: dict[str, list[Row]], title: str, settings: Row | None = None) -> str:
+def render(
+    results: dict[str, list[Row]], title: str, settings: Row | None = None, sections: Sequence[Section] = SECTIONS
+) -> str:
     """The page: ``page.html``, filled in; ``settings`` are those of a run."""
     from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup
 
     require_matplotlib()
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
@@ -64,8 +144,7 @@ def render(results: dict[str, list[Row]], title: str, settings: Row | None = Non
         results=results,
         settings=settings,
         about=next((row for rows in results.values() for row in rows if "processor" in row), None),
-        summaries=SUMMARIES,
-        draw=lambda picture, rows: Markup(getattr(pictures, picture)(rows)),
+        sections=sections,
     )
 
 
@@ -92,15 +171,11 @@ def _listed(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if row.get("metrics")] or rows
 
 
-def _tables(rows: Sequence[Row], experiment: str) -> list[tuple[str, list[Row]]]:
-    """Rows of one table each, and what they have in common: the model, and for systems and budgets the graph."""
+def _tables(rows: Sequence[Row], about: Callable[[Row], str]) -> list[tuple[str, list[Row]]]:
+    """What the rows of each table have in common, and they."""
     tables: dict[str, list[Row]] = {}
     for row in rows:
-        about = ""
-        if experiment in ("bench", "accuracy", "budgets", "growth"):
-            where = "" if experiment == "growth" else f"{row['graph'].removesuffix('.artifact')}, "
-            about = f"{where}{row['model']}, {row['layers']} layers, hidden {row['hidden']}"
-        tables.setdefault(about, []).append(row)
+        tables.setdefault(about(row), []).append(row)
     return list(tables.items())
 
 
@@ -119,43 +194,3 @@ def _reached(curve: Sequence[Row]) -> str:
         return ""
     goal = 0.99 * max(score for _, score in scores)
     return f"{next(seconds for seconds, score in scores if score >= goal):.2f} (to {goal:.3f})"
-
-
-def _growth_summary(rows: Sequence[Row]) -> str:
-    vertices = [row["vertices"] for row in rows]
-    seconds, memory = (exponent(vertices, [row[key] for row in rows]) for key in ("seconds", "counted_bytes"))
-    disturbed = sum(row["others"] > BUSY for row in rows)
-    more = f" Other work disturbed {disturbed} of {len(rows)} sizes." if disturbed else ""
-    return f"Epoch time grows with |V| to the power of {seconds:.3f}, peak memory to the power of {memory:.3f}.{more}"
-
-
-def _budget_summary(rows: Sequence[Row]) -> str:
-    steps = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = sorted((row for row in rows if row["model"] == model), key=lambda row: -row["share"])
-        steps.append(f"{model} {largest_step([row['seconds'] for row in own]):.2f}x")
-    return f"The largest step from one budget to the next smaller one: {', '.join(steps)}."
-
-
-def _estimate_summary(rows: Sequence[Row]) -> str:
-    quiet = [abs(row["error"]) for row in rows if row["others"] <= BUSY]
-    if not quiet:
-        return "Other work took part of the machine in every measurement: nothing can be said."
-    disturbed = f" Other work disturbed {len(rows) - len(quiet)} more." if len(quiet) < len(rows) else ""
-    return (
-        f"Largest error on {len(quiet)} configurations that the profile has not seen, drawn at random on generated "
-        f"graphs: {max(quiet):.1%}.{disturbed}"
-    )
-
-
-def _systems_summary(rows: Sequence[Row]) -> str:
-    found = [bool(row["loss_agrees"]) for row in rows if row["system"] != "dense"]
-    return f"Losses equal the reference's for {sum(found)} of {len(found)} systems that have one."
-
-
-SUMMARIES = {
-    "bench": _systems_summary,
-    "budgets": _budget_summary,
-    "growth": _growth_summary,
-    "estimator": _estimate_summary,
-}

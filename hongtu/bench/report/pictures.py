@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hongtu.bench.report.growth import exponent
-from hongtu.plan import plot
 from hongtu.plan.plot import COLOURS, add_legend, make_figure, to_svg
 
 Rows = Sequence[dict[str, Any]]
@@ -65,57 +63,6 @@ def _names(rows: Rows) -> list[str]:
     return [f"{place}{row['model']}: {row['label']}" for place, row in zip(where, rows, strict=True)]
 
 
-def ladder(rows: Rows) -> str:
-    """Bars: bytes over the host link, rung by rung."""
-    figure, axes = make_figure(height=3.6)
-    axes.bar([row["rung"] for row in rows], [row["host_bytes"] / 2**20 for row in rows], color=COLOURS[0])
-    axes.tick_params(axis="x", rotation=35)
-    for label in axes.get_xticklabels():
-        label.set_horizontalalignment("right")
-    axes.set_ylabel("MiB over the host link per epoch")
-    return to_svg(figure)
-
-
-def traffic(rows: Rows) -> str:
-    """Lines: rows loaded per pass against cache size."""
-    return plot.traffic([row | {"label": f"{row['graph']}, {row['chunks']} chunks"} for row in rows])
-
-
-def budgets(rows: Rows) -> str:
-    """A line per model: seconds of an epoch against the share of memory that it was given."""
-    figure, axes = make_figure()
-    for k, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
-        own = sorted((row for row in rows if row["model"] == model), key=lambda row: -row["share"])
-        shares, seconds = [100 * row["share"] for row in own], [row["seconds"] for row in own]
-        axes.plot(shares, seconds, "o-", color=COLOURS[k], label=f"{model}, {own[0]['graph']}")
-    axes.set_xscale("log")
-    axes.set_xticks(shares, [f"{share:g}%" for share in shares])
-    axes.minorticks_off()
-    axes.invert_xaxis()
-    axes.set(xlabel="device memory, of what is needed in memory", ylabel="seconds of one epoch", ylim=(0, None))
-    add_legend(axes)
-    return to_svg(figure)
-
-
-def growth(rows: Rows) -> str:
-    """Two log-log plots: seconds and bytes against the number of vertices, with their exponents."""
-    figure, both = make_figure(height=3.4, panels=2)
-    vertices = [row["vertices"] for row in rows]
-    for axes, key, unit, scale in zip(both, ("seconds", "counted_bytes"), ("seconds", "GiB"), (1, 2**30), strict=True):
-        values = [row[key] / scale for row in rows]
-        slope = exponent(vertices, values)
-        axes.loglog(vertices, values, "o", color=COLOURS[0])
-        fitted = [values[0] * (v / vertices[0]) ** slope for v in vertices]
-        axes.loglog(vertices, fitted, "-", color="#8a8a8a", label=f"exponent {slope:.3f}")
-        axes.set_xticks(vertices, [f"{v / 1e6:g}M" for v in vertices])
-        axes.minorticks_off()
-        _logarithmic(axes, "y")
-        what = f"{unit} of one epoch" if key == "seconds" else f"{unit}, peak"
-        axes.set(xlabel="vertices (15 edges each)", ylabel=what)
-        add_legend(axes)
-    return to_svg(figure)
-
-
 def accuracy(rows: Rows) -> str:
     """Lines: validation accuracy against seconds trained."""
     figure, axes = make_figure()
@@ -126,22 +73,7 @@ def accuracy(rows: Rows) -> str:
         style = "-" if row["system"] == "hongtu" else "--"
         axes.plot(*zip(*points), style, marker=".", color=COLOURS[k % len(COLOURS)], label=name)
     axes.set(xlabel="seconds trained", ylabel="accuracy on the validation vertices")
-    _logarithmic(axes, "x")
-    add_legend(axes)
-    return to_svg(figure)
-
-
-def estimates(rows: Rows) -> str:
-    """Predicted against measured seconds, with the 15% band."""
-    figure, axes = make_figure()
-    measured, predicted = [row["seconds"] for row in rows], [row["predicted_seconds"] for row in rows]
-    ends = [min(measured + predicted) / 1.3, max(measured + predicted) * 1.3]
-    axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="#8a8a8a", alpha=0.3, label="15%")
-    axes.loglog(ends, ends, color="#8a8a8a", linewidth=1)
-    _logarithmic(axes, "x")
-    _logarithmic(axes, "y")
-    axes.loglog(measured, predicted, "o", color=COLOURS[0], label="held-out configurations")
-    axes.set(xlabel="measured seconds of one epoch", ylabel="predicted", xlim=ends, ylim=ends)
+    logarithmic(axes, "x")
     add_legend(axes)
     return to_svg(figure)
 
@@ -166,7 +98,7 @@ def run(rows: Rows) -> str:
     return to_svg(figure)
 
 
-def _logarithmic(axes: Any, which: str) -> None:
+def logarithmic(axes: Any, which: str) -> None:
     """A logarithmic axis with plain numbers at 1, 2, 5, 10, ..."""
     from matplotlib.ticker import LogLocator, NullFormatter
 

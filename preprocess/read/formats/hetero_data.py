@@ -75,34 +75,36 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
         if labels.dtype.kind in "biu":  # which have no NaN for vertices of other types
             labels = labels.astype(np.float32 if numbers else np.int64)
         title, before = f"{kinds[kind]}.y", raw.names.get("labels")
-        raw.labels = _together(raw.labels, _spread(labels, span, vertices, axis=0), span, 0, (before, title))
+        raw.labels = _placed(raw.labels, labels, span, vertices, 0, (before, title))
         own = masks_of(data[kind], kinds[kind])
         if own.masks is not None:
-            masks = {split: of_numbers(mask, counts[kind], own.names[split]) for split, mask in own.masks.items()}
-            known = raw.masks or {}
-            for split, mask in masks.items():
+            known = raw.masks = raw.masks or {}
+            for split, mask in own.masks.items():
                 names = raw.names.get(split), own.names[split]
-                known[split] = _together(known.get(split), _spread(mask, span, vertices, axis=-1), span, -1, names)
-            raw.masks = known
+                mask = of_numbers(mask, counts[kind], own.names[split])
+                known[split] = _placed(known.get(split), mask, span, vertices, -1, names)
         raw.names = own.names | {"labels": title} | raw.names
     return raw
 
 
-def _together(
-    before: np.ndarray | None, rows: np.ndarray, span: slice, axis: int, names: tuple[str | None, str]
+def _placed(
+    before: np.ndarray | None, rows: np.ndarray, span: slice, vertices: int, axis: int, names: tuple[str | None, str]
 ) -> np.ndarray:
-    """Rows of a type among those of types before it.
+    """The rows of one type among those of all, beside those of types before it: no label, and no mask, elsewhere.
 
     Raises:
-        InputError: where they have another form.
+        InputError: where types before have another form.
     """
+    fits = rows.ndim > 0 and rows.shape[axis] == span.stop - span.start
+    shape = ((*rows.shape[:-1], vertices) if axis else (vertices, *rows.shape[1:])) if fits else rows.shape
+    if before is None and not fits:
+        return rows  # whose form is refused with its name
     if before is None:
-        return rows
-    if before.shape != rows.shape or before.dtype.kind != rows.dtype.kind:
-        found = f"{before.dtype} {before.shape} and {rows.dtype} {rows.shape}"
+        before = np.full(shape, {"f": np.nan, "i": -1}.get(rows.dtype.kind, 0), dtype=rows.dtype)
+    if not fits or before.shape != shape or before.dtype.kind != rows.dtype.kind:
+        found = f"{before.dtype} {before.shape} and {rows.dtype} {shape}"
         raise InputError(f"{' and '.join(map(str, names))}: {found}, expected the same for both; delete one")
-    place = (..., span) if axis else (span,)
-    before[place] = rows[place]
+    before[(..., span) if axis else span] = rows
     return before
 
 
@@ -138,14 +140,3 @@ def _features(fields: Mapping[str, Any], counts: Mapping[str, int], titles: Mapp
     names = [f"{titles[kind]}.x" for kind in fields]
     vertex_type = np.repeat(np.arange(len(parts)), list(counts.values()))
     return parts[0] if len(parts) == 1 else make_typed(vertex_type, dense, ("vertex_type", names))
-
-
-def _spread(rows: np.ndarray, span: slice, vertices: int, axis: int) -> np.ndarray:
-    """The rows of one type among those of all: no label, and no mask, elsewhere."""
-    if rows.ndim == 0 or rows.shape[axis] != span.stop - span.start:
-        return rows  # whose form is refused with its name
-    shape = (*rows.shape[:-1], vertices) if axis else (vertices, *rows.shape[1:])
-    blank = {"f": np.nan, "i": -1}.get(rows.dtype.kind, 0)
-    spread = np.full(shape, blank, dtype=rows.dtype)
-    spread[(..., span) if axis else span] = rows
-    return spread

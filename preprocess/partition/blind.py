@@ -1,4 +1,4 @@
-"""Contiguous ranges of ids, balanced by in-edges + 1 per vertex."""
+"""Partitions that look at no edge: contiguous ranges of ids, and random ones of equal size, the worst locality."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def range_partition(
     work_before = in_edge_start[:-1] + np.arange(len(in_edge_start) - 1)
     total = in_edge_start[-1] + len(in_edge_start) - 1
     return (work_before * partitions // total).astype(np.int32)
+
+
+def random_partition(
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
+) -> np.ndarray:
+    """A random partition of every vertex; sizes differ by at most one."""
+    part = np.arange(len(in_edge_start) - 1, dtype=np.int32) % np.int32(partitions)
+    return np.random.default_rng(seed).permutation(part)
