@@ -108,7 +108,6 @@ def _plan(config: ModelConfig, artifact: Artifact, **limits: Any) -> ExecutionPl
     """Of the model on an artifact, in these limits and on this hardware."""
     from hongtu.model.loss_terms import DEFAULT
     from hongtu.train.planning import plan_model
-    from hongtu.train.settings import budget_bytes
 
     beside: dict[str, Any] = {"strategy": config.strategy, "spill": config.spill is not None}
     beside |= {"host_dtype": config.host_dtype} | limits

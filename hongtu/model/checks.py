@@ -80,7 +80,9 @@ def check_module(index: int, module: nn.Module) -> None:
         if rules_of(part) is not None:
             remedy = "can stand in the list of layers only; give the modules around it one by one"
             if isinstance(module, Layer):
-                remedy = "a layer sees a chunk's; use torch.nn.LayerNorm there, or normalise edge_attr beforehand"
+                remedy = "a layer sees a chunk's; use torch.nn.LayerNorm there"
+                if module.uses_edge_features:
+                    remedy += ", or normalise edge_attr beforehand"
             raise InputError(f"{title}: the {name} inside takes statistics over the whole graph, and {remedy}")
         mixes_rows = takes_batch_statistics(part)
         if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from hongtu.errors import InputError
@@ -21,6 +23,10 @@ CHANGE_EDGES = (
     "add_self_loops", "add_remaining_self_loops", "remove_self_loops", "remove_isolated_nodes", "to_undirected",
     "coalesce", "sort_edge_index", "subgraph", "degree",
 )  # fmt: skip
+WITH_BESIDE = ("add_self_loops", "add_remaining_self_loops", "remove_self_loops")  # they give two things
+
+_REPLACED = ("select", "index_select")
+_APART = ("edge_index[0]", "edge_index[1]", "unbind", "size", "shape", "numel", "max", "select", "chunk", "split")
 
 
 def functions_of_edges() -> dict[str, Callable[..., Any]]:
@@ -41,21 +47,29 @@ def drops_edges(node: fx.Node) -> bool:
 
 @contextmanager
 def functions_of_edges_seen() -> Iterator[None]:
-    """Inside, ``torch_geometric.utils.dropout_edge(...)`` is a traced call, too: torch.fx misses it by that name."""
-    utils, before = sys.modules.get("torch_geometric.utils"), functions_of_edges()
+    """Inside, ``torch_geometric.utils.dropout_edge(...)`` is a traced call, too: torch.fx misses it by that name. So
+    are torch's functions in whose place torch_geometric has put some that look at sizes."""
+    utils = sys.modules.get("torch_geometric.utils")
+    before: list[tuple[Any, str, Any]] = [(utils, name, function) for name, function in functions_of_edges().items()]
+    replaced = [getattr(torch, name) for name in _REPLACED]
+    before += [(torch, *found) for found in zip(_REPLACED, replaced, strict=True) if inspect.isfunction(found[1])]
 
-    def seen(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def seen(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         proxy = next((value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)), None)
-        traced = None if proxy is None else proxy.tracer.create_proxy("call_function", function, args, kwargs)
-        return function(*args, **kwargs) if traced is None else traced
+        if proxy is None:
+            return function(*args, **kwargs)
+        if function in replaced:
+            args = (kwargs.pop("input"), *args) if "input" in kwargs else args
+            return proxy.tracer.create_proxy("call_method", name, args, kwargs)
+        return proxy.tracer.create_proxy("call_function", function, args, kwargs)
 
     try:
-        for name, function in before.items():
-            setattr(utils, name, partial(seen, function))
+        for module, name, function in before:
+            setattr(module, name, update_wrapper(partial(seen, name, function), function))
         yield
     finally:
-        for name, function in before.items():
-            setattr(utils, name, function)
+        for module, name, function in before:
+            setattr(module, name, function)
 
 
 def refuse_edges(node: fx.Node, title: str) -> None:
@@ -76,9 +90,25 @@ def refuse_edges(node: fx.Node, title: str) -> None:
             "hongtu.preprocess_graph; where it takes both directions, give it edges both ways, with edge_type 0 and 1, "
             "and train hongtu.nn.RGCNConv(columns, columns, 2), which has weights of its own for each"
         )
+    if name == "degree":
+        raise InputError(
+            f"{title}.forward calls degree on edges; make columns of x of it before hongtu.preprocess_graph, as data.x "
+            "= torch.cat([data.x, degree(data.edge_index[1], data.num_nodes).view(-1, 1)], dim=1), and leave it out of "
+            "forward"
+        )
+    if name == "getitem":
+        name = f"edge_index[{node.args[1]}]" if isinstance(node.args[1], int) else "edge_index[...]"
+    if name in _APART:
+        raise InputError(
+            f"{title}.forward takes edges apart ({name}), of which a chunk has some; what goes along edges is the work "
+            "of a convolution, such as a MessagePassing with message(self, x_i, x_j); a number, such as how many there "
+            "are, of __init__; and what vertices have of edges, such as degrees, are columns of data.x"
+        )
+    changed = "data.edge_index, data.edge_attr" if name in WITH_BESIDE else "data.edge_index"
     raise InputError(
-        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as data.edge_index = "
-        f"{name}(...), and leave it out of forward"
+        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as {changed} = "
+        f"{'data.edge_index[:, ...]' if name == 'edge_index[...]' else f'{name}({changed})'}, and leave it out of "
+        "forward"
     )
 
 

@@ -68,9 +68,14 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
         model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
     if not model.training:
         model.train()  # its own, which may leave a part in evaluation
-    if _is_heterogeneous(model):
-        return [TypedModel(model)]
     without = {without} if isinstance(without, str) else {*without}
+    if _is_heterogeneous(model):
+        if without:
+            raise InputError(
+                f"from_pyg: without={sorted(without)}: {name}.forward takes dictionaries by type, and without is for "
+                "forward(x, edge_index, ...); leave it out, and preprocess a HeteroData without what stays None"
+            )
+        return [TypedModel(model)]
     arguments = inspect.signature(model.forward).parameters
     if unknown := without - {key for key in OF_EDGES if key in arguments and arguments[key].default is None}:
         raise InputError(

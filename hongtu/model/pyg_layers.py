@@ -20,6 +20,7 @@ from hongtu.nn.layer import is_chain
 from hongtu.nn.whole_graph import rules_of
 
 _SUM = "add", "sum"
+_OF_NETWORK = ("GINConv", "GINEConv")
 _SIMPLE = {f"{name}Aggregation" for name in ("Sum", "Mean", "Max", "Min")}
 Named = tuple[nn.Module, dict[str, str]]  # a module, and for each of its weights the name in what it stands for
 
@@ -44,13 +45,14 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
     make = _COUNTERPARTS.get(name) if name != "GENConv" else partial(_gen, edge_features=edge_features)
     if any(isinstance(p, nn.UninitializedParameter) for p in conv.parameters()):
         raise InputError(f"from_pyg: {title} has lazy parameters; give its in_channels, or run the model once first")
-    if (make is not None or name == "GINConv") and conv.flow != "source_to_target":
+    of_network = name in _OF_NETWORK
+    if (make is not None or of_network) and conv.flow != "source_to_target":
         raise InputError(
             f"from_pyg: {title} has flow={conv.flow!r}, expected 'source_to_target'; turn the edges instead"
         )
     dtype = next((p.dtype for p in conv.parameters()), torch.float32)
-    altered = "" if make is None and name != "GINConv" else _altered(conv)
-    if name == "GINConv" and conv.aggr in _SUM and not altered:
+    altered = "" if make is None and not of_network else _altered(conv)
+    if of_network and conv.aggr in _SUM and not altered and (name == "GINConv" or edge_features):
         return _gin(conv)
     try:
         layer = None if make is None or altered else make(conv, title)
@@ -84,7 +86,8 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
 
 def _altered(conv: Any) -> str:
     """What of a convolution somebody has changed, so that its class does not say what it does; "" where nothing."""
-    network = {*conv.nn.modules()} if type(conv).__name__ == "GINConv" else set()  # whose parts are taken as they are
+    of_network = type(conv).__name__ in _OF_NETWORK  # whose parts are taken as they are
+    network = {*conv.nn.modules()} if of_network else set()
     for place, part in conv.named_modules():
         if part in network:
             continue
@@ -108,21 +111,26 @@ def _altered(conv: Any) -> str:
 def _check_sum(conv: Any, title: str) -> None:
     if conv.aggr not in _SUM:
         raise InputError(
-            f"from_pyg: {title} has aggr={conv.aggr!r}, which only its sum has a counterpart for; leave it out"
+            f"from_pyg: {title} has aggr={conv.aggr!r}, and hongtu.nn's layer of that name adds up; leave aggr out"
         )
 
 
 def _gin(conv: Any) -> list[Named]:
-    """A chain's first part is the layer's network; from a normalisation over the graph on, its parts stand behind."""
+    """Of ``GINConv`` and ``GINEConv``. A chain's first part is the layer's network; from a normalisation over the graph
+    on, its parts stand behind."""
     parts = chain(conv.nn, "nn")
     cut = next((k for k, (part, _) in enumerate(parts) if rules_of(part) is not None), len(parts))
     whole = len(parts) == 1 == cut
-    layer = hnn.GINConv(
+    make = hnn.GINConv if type(conv).__name__ == "GINConv" else hnn.GINEConv
+    layer = make(
         parts[0][0] if whole else nn.Sequential(*(part for part, _ in parts[:cut])),
         conv.initial_eps, isinstance(conv.eps, nn.Parameter),
     )  # fmt: skip
     layer.eps.data = conv.eps.data
     names = {"eps": "eps"}
+    if getattr(conv, "lin", None) is not None:  # of edge features
+        layer.lin = _alone(conv.lin)
+        names |= {f"lin.{name}": f"lin.{name}" for name in layer.lin.state_dict()}
     for k, (part, place) in enumerate(parts[:cut]):
         names |= {f"nn.{name}" if whole else f"nn.{k}.{name}": f"{place}.{name}" for name in part.state_dict()}
     return [(layer, names), *(named(part, place) for part, place in parts[cut:])]
@@ -161,6 +169,8 @@ def _alone(module: nn.Module) -> nn.Module:
             raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
         made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]
         made.to(next(module.parameters()).dtype).load_state_dict(module.state_dict())
+        for name, parameter in module.named_parameters():  # what is frozen stays so
+            made.get_parameter(name).requires_grad_(parameter.requires_grad)
         return made
     return module
 

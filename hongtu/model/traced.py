@@ -10,7 +10,6 @@ import linecache
 import operator
 import sys
 from collections.abc import Collection
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
 from hongtu.model.in_place import gives_rows, settle
-from hongtu.model.tracer import OF_EDGES, Root, Tracer, is_convolution, tensor_at, trace_forward
+from hongtu.model.tracer import OF_EDGES, GivenData, Root, Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.wiring import FIRST_EDGES, FIRST_NAME, Entry
 from hongtu.nn.dropout import check_drop_edges
 
@@ -46,6 +45,7 @@ class Convert(Protocol):
 
 
 SHOWN = 150  # characters of a line of code in a message
+OF_DATA = ("x", "edge_index", "adj_t", *OF_EDGES)  # fields that a forward may read
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
 
@@ -86,18 +86,21 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
     except InputError:
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        reason = " ".join(str(error).partition("If you want this call")[0].split())[:150] or type(error).__name__
         reason = f"{reason}; in {line}" if (line := line_of_forward(error)) else reason
         remedy = (
             "its way must not depend on values, and what it makes must be made of rows, as torch.ones_like(x[:, :1]): "
             "give its layers as a list"
         )
-        if isinstance(error, AttributeError) and isinstance(error.obj, SimpleNamespace):
-            reason, remedy = (
-                f"it asks for {error.name!r}",
-                f"there are {', '.join(vars(error.obj))}: put other rows into x",
-            )
+        if isinstance(error, AttributeError) and isinstance(error.obj, GivenData):
+            reason, remedy = f"it asks for {error.name!r}", f"there are {', '.join(OF_DATA)}: put other rows into x"
+            if str(error.name).endswith("_mask"):
+                remedy = "return the rows of all vertices: the Trainer takes its loss over the train mask"
+        elif GivenData.__name__ in reason:
+            reason = f"its one argument {root.asked[0]} is a Data, of {', '.join(OF_DATA)}"
+            remedy = "read these, or take rows and edges, as forward(self, x, edge_index)"
         raise InputError(f"{title}.forward cannot be traced ({reason}); {remedy}") from None
+    _leave_out_sizes(graph, root)
     settle(graph, lambda node: root.get_submodule(str(node.target)) if node.op == "call_module" else None, title)
     _leave_out_globals(graph, root)
     for node in reversed(graph.nodes):
@@ -153,6 +156,13 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             continue
         if node.target is getattr and node.args[1] == "dtype":
             dtypes[node] = "", torch.zeros(())
+        reads = not edges.isdisjoint(node.all_input_nodes)
+        if called is not None and is_convolution(called) and not edges.issuperset(arguments.get("edge_index", ())):
+            given = ", ".join(map(_shown, arguments["edge_index"]))
+            raise InputError(
+                f"{call} with {given} in place of edges, and those of the graph are the second argument of forward; "
+                "take them, as forward(self, x, edge_index), and pass them on"
+            )
         if (called is not None or node.target is nn.functional.dropout) and not fixed.isdisjoint(taken):
             raise InputError(
                 f"{title}.forward calls {place if called is not None else 'dropout'} with a parameter or buffer; give "
@@ -163,7 +173,6 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             entries.append((_look_up(called, place, node, rows, own, title), (FIRST_NAME,), f"v_{node.name}"))
             names[node] = f"v_{node.name}"
             continue
-        reads = not edges.isdisjoint(node.all_input_nodes)
         if called is not None:
             inputs = _edge_inputs(arguments, values, edges, call)
             if pairs and names.keys() >= {*arguments.get(FEATURES, [None])}:
@@ -209,10 +218,28 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             gives = dict.fromkeys((source[0], *(names[part] for part in node.users)))
             entries[-1] = (*entries[-1][:2], ", ".join(gives))
     if not isinstance(output, fx.Node) or output not in names:
-        raise InputError(f"{title}.forward returns {output}, expected the rows of one tensor")
+        raise InputError(
+            f"{title}.forward returns {_shown(output)}, expected the rows of one tensor; return what the loss takes "
+            "(trainer.embed gives what layers before the last one give)"
+        )
     if entries and entries[-1][2] != names[output]:
         entries.append((nn.Identity(), (names[output],), "out"))
     return _unnamed(entries)
+
+
+def _shown(value: Any) -> str:
+    """A traced value, by the name of what gave it."""
+    return str(value).replace("model_", "")
+
+
+def _leave_out_sizes(graph: fx.Graph, root: nn.Module) -> None:
+    """A convolution of one graph takes its size, (x.size(0), x.size(0)), as it would find it."""
+    for node in graph.nodes:
+        size = node.kwargs.get("size")
+        if node.op != "call_module" or not size or not is_convolution(root.get_submodule(str(node.target))):
+            continue
+        if all(isinstance(number, fx.Node) and not gives_rows(number) for number in size):
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "size"}
 
 
 def _leave_out_globals(graph: fx.Graph, root: nn.Module) -> None:
@@ -342,6 +369,14 @@ def _given(node: fx.Node, module: nn.Module, call: str) -> dict[str, list[fx.Nod
                 raise InputError(f"{call} with {name} {number} and with another; make two of them")
             continue
         fx.node.map_aggregate(arguments.get(name), values.append)
+        if is_convolution(module) and isinstance(arguments.get(name), tuple | list) and len(values) == 2:
+            if values[0] is not values[1]:
+                pair = f"a pair, {_shown(values[0])} and {_shown(values[1])},"
+                raise InputError(
+                    f"{call} with {pair} as its {name}, and layers take one tensor, of sources and destinations; call "
+                    "it with that, or write a hongtu.nn.Layer"
+                )
+            values.pop()  # as it makes it of one itself
         if all(value is None or value == argument.default for value in values):
             gap = True
         elif (gap and not is_convolution(module)) or not all(isinstance(value, fx.Node) for value in values):

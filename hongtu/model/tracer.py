@@ -28,6 +28,19 @@ _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward ma
 OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
 
 
+class GivenData(SimpleNamespace):
+    """A ``Data`` of the whole graph as a forward may read it."""
+
+    batch = None
+
+    @property
+    def num_nodes(self) -> Any:
+        return self.x.size(0)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
 class Root(nn.Module):
     """Calls the model with rows, edges and what it asks of edges, or with one ``Data`` of them all; everything else has
     its default.
@@ -58,7 +71,7 @@ class Root(nn.Module):
         of_edges = dict(zip(OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
         of_edges = {name: value if name in self.given else None for name, value in of_edges.items()}
         if self.of_data:
-            return self.model(SimpleNamespace(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges))
+            return self.model(GivenData(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges))
         wanted = {name: of_edges[name] for name in (*self.asked, *self.optional & self.given) if name in of_edges}
         edges = adj_t if self.of_matrix else edge_index
         return (
@@ -74,6 +87,16 @@ class Tracer(ChangesTracer):
     def __init__(self, title: str) -> None:
         super().__init__(autowrap_functions=tuple(functions_of_edges().values()))
         self.title, self.made = title, list[nn.Module]()
+        self.modes = _modes()
+
+    def create_node(self, kind: str, target: Any, *given: Any, **options: Any) -> fx.Node:
+        if kind.startswith("call") and self.root.training and (now := _modes()) != self.modes:
+            how, remedy = "under torch.autocast", "take it out, and pass autocast=torch.bfloat16 to hongtu.Trainer"
+            if now[0] != self.modes[0]:
+                how, remedy = "under torch.no_grad", "take it out, and .detach() what is computed there"
+            name = getattr(target, "__name__", str(target).removeprefix("model."))
+            raise InputError(f"{self.title}.forward calls {name} {how}, which its trace does not show; {remedy}")
+        return super().create_node(kind, target, *given, **options)
 
     def path_of_module(self, mod: nn.Module) -> str:
         try:
@@ -99,6 +122,11 @@ class Tracer(ChangesTracer):
         if type(m).__name__ == "MLP":  # torch_geometric's: functions and normalisations between linear maps
             return False
         return is_convolution(m) or not any(is_convolution(part) for part in m.modules())
+
+
+def _modes() -> tuple[bool, bool]:
+    """Whether what is computed now has gradients, and whether it is in less precision."""
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -145,7 +173,7 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
         InputError: where it does something else in evaluation, but for dropout.
     """
     flags = {module: module.training for module in root.modules()}
-    buffers = [(buffer, times_written(buffer)) for buffer in root.buffers()]
+    buffers, plain = [(buffer, times_written(buffer)) for buffer in root.buffers()], _plain_values(root)
     try:
         tracers = (make(), make()) if make else (Tracer(title), Tracer(title))
         with functions_of_edges_seen():
@@ -156,6 +184,13 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
     for (buffer, times), now in zip(buffers, root.buffers(), strict=True):
         if now is not buffer or times_written(now) != times:
             raise InputError(f"{title}.forward changes a buffer of its own; leave that out")
+    now_plain = _plain_values(root)
+    for place, value in plain.items():
+        if now_plain.get(place, value) != value:
+            raise InputError(
+                f"{title}.forward changes {place} of its own, from {value!r}, and layers keep what it is in the first "
+                "call; leave that out, or make a new Trainer where it changes"
+            )
     for node in training.nodes:
         if is_of_edges(node):
             refuse_edges(node, title)
@@ -192,6 +227,14 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
     return training
 
 
+def _plain_values(root: nn.Module) -> dict[str, Any]:
+    """Numbers, words and switches that modules of people's own keep, by their names."""
+    own = ((place, part) for place, part in root.named_modules() if not type(part).__module__.startswith("torch"))
+    values = (((place, name), value) for place, part in own for name, value in vars(part).items())
+    plain = {at: value for at, value in values if isinstance(value, int | float | str) and at[1] != "training"}
+    return {f"{place}.{name}".removeprefix("model."): value for (place, name), value in plain.items()}
+
+
 def tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
     """A parameter, a buffer or a constant tensor, which no module that is called has, too.
 
@@ -204,7 +247,7 @@ def tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
     called = [f"{other.target}." for other in node.graph.nodes if other.op == "call_module"]
     if len(places) > 1 or f"{owner}.".startswith(tuple(called)):
         raise InputError(
-            f"{title}.forward uses {node.target}, a weight of a module that it calls as well; call that module, or "
-            "write a hongtu.nn.Layer"
+            f"{title}.forward uses {str(node.target).removeprefix('model.')}, a weight of a module that it calls as "
+            "well; call that module, or write a hongtu.nn.Layer"
         )
     return found

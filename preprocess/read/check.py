@@ -142,9 +142,10 @@ def _check_vertex_ids(raw: RawGraph) -> None:
                 where = f"{raw.name('edges')}: [{row}, {lo + at}] is"
                 if raw.blocks is not None:
                     where = f"{raw.locate_edge(lo + at)}:"
+                from_one = int(edges.min()) == 1 and int(edges.max()) == vertices
+                remedy = "subtract 1, for the ids start at 1" if from_one else "remove the edge or add the vertex"
                 raise InputError(
-                    f"{where} vertex {block[at]}, expected 0 to {vertices - 1} ({raw.vertices_from}); "
-                    "remove the edge or add the vertex"
+                    f"{where} vertex {block[at]}, expected 0 to {vertices - 1} ({raw.vertices_from}); {remedy}"
                 )
 
 
@@ -198,7 +199,9 @@ def _check_features(raw: RawGraph) -> None:
         return
     good = features.dtype.kind in NUMBERS and features.ndim == 2 and features.shape[0] == vertices
     remedy = "save them with .astype(numpy.float32), or pass --features random:F"
-    if features.shape == (vertices,):
+    if features.dtype.names is not None:
+        remedy = "make columns of its fields, with numpy.lib.recfunctions.structured_to_unstructured"
+    elif features.shape == (vertices,):
         remedy = "write one column, x[:, None]"
     elif features.dtype.kind in NUMBERS:
         remedy = "save a row for each vertex, or pass --features random:F"

@@ -51,7 +51,10 @@ def test_names_that_two_delimiters_fit_are_refused(case, relabel, tmp_path):
 ])  # fmt: skip
 def test_what_only_looks_like_another_delimiter(name, content, expected, tmp_path):
     if expected is None:
-        with pytest.raises(InputError, match=r"6 columns, expected 2; write it with networkx\.write_weighted_edgelist"):
+        with pytest.raises(
+            InputError,
+            match=r"6 columns, expected 2; write it with networkx\.write_edgelist\(",
+        ):
             read(tmp_path, name, content, relabel=True)
     else:
         assert read(tmp_path, name, content, relabel=True, columns=COLUMNS) == expected

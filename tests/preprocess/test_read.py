@@ -54,6 +54,18 @@ REFUSED = {
         [],
         ["expected 0 to 22", "meta.json says 23 nodes"],
     ),
+    "ids from 1": (
+        replaced(edges=np.array([[1, 24, 3], [2, 1, 24]])),
+        None,
+        [],
+        ["vertex 24, expected 0 to 23", "the ids start at 1"],
+    ),
+    "a structured array": (
+        replaced(features=np.zeros(24, dtype=[("a", "f4"), ("b", "f4")])),
+        None,
+        [],
+        ["structured_to_unstructured"],
+    ),
     "edges rank": (
         replaced(edges=np.zeros(4, int)),
         None,

@@ -155,7 +155,7 @@ def test_quoted_names(tmp_path):
 
 @pytest.mark.parametrize(("name", "content", "expected"), [
     ("a.tsv", "A\tknows\tB\nB\tlikes\tC\n", r"line 1: 3 columns, .* a line .*'source\\trelation\\tdestination'"),
-    ("a.txt", "0 1 {}\n1 2 {}\n", "expected 2; write it with networkx.write_weighted_edgelist"),
+    ("a.txt", "0 1 {}\n1 2 {}\n", r"expected 2; write it with networkx.write_edgelist\(graph, path, data=False\)"),
     ("a.txt", "0 1 7\n1 2 9\n", "--columns source,destination,weight where the third is a weight"),
     ("a.csv", "0.0,1.0\n", "line 1: id '0.0', expected an integer; save the ids as int64"),
     ("a.csv", "src,dst\n0,1\n".encode("utf-16"), "line 1: a zero byte, expected UTF-8 text"),

@@ -152,10 +152,15 @@ class PyGLayer(Layer):
         rows = torch.unique(torch.cat([destination[own], source[own]]))  # 0 to 2 first, as they are destinations
         near = torch.stack([torch.searchsorted(rows, ends[own]) for ends in (source, destination)])
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            whole = conv(x, torch.stack([source, destination]), **options)
+            whole, again = (conv(x, torch.stack([source, destination]), **options) for _ in range(2))
             part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})
         if self.updates_edges:  # those of own edges follow from own rows, or a trial run finds out
-            whole, part = whole[0], part[0]
+            whole, again, part = whole[0], again[0], part[0]
+        if not torch.equal(whole, again):
+            raise InputError(
+                f"PyGLayer({name}): gives other numbers when it is called again; keep nothing between calls, and draw "
+                "no numbers in evaluation"
+            )
         if not torch.allclose(whole[:3], part[:3], rtol=1e-4, atol=1e-5):
             raise InputError(
                 f"PyGLayer({name}): what it gives for a vertex depends on more than its in-edges and their sources, "

@@ -220,7 +220,8 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
     raise InputError(
         f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; a module "
         "between layers, and what a layer does to rows and edges, must treat each alone; only the in-edges of one "
-        "destination may be put together; torch.nn.BatchNorm1d in the list takes all vertices"
+        "destination may be put together, as TransformerConv does; of all vertices there are the statistics of "
+        "torch.nn.BatchNorm1d, GraphNorm and PairNorm"
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,8 +109,9 @@ def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray
         if value is not None and key == "edge_index":
             edges = _array(title, value)
             if edges.ndim != 2 or edges.shape[0] != 2:
+                remedy = f"transpose it, {title}.t()" if edges.ndim == 2 and edges.shape[1] == 2 else DENSE
                 raise InputError(
-                    f"{title}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination; {DENSE}"
+                    f"{title}: shape {edges.shape}, expected [2, E], row 0 source, row 1 destination; {remedy}"
                 )
             return edges[0], edges[1], None, None, title
     raise InputError(
@@ -187,6 +189,10 @@ def _num_vertices(data: Any, name: str) -> int | None:
 
 
 def _fields(data: Any) -> str:
+    if isinstance(data, str | os.PathLike):
+        return f"a {type(data).__name__}; `hongtu preprocess` reads files"
+    if isinstance(data, Sequence):
+        return f"a {type(data).__name__}; pass one Data of it, such as dataset[0]"
     if not hasattr(data, "keys") and not hasattr(data, "__dict__"):
         return f"a {type(data).__name__}" + f"; {DENSE}" * (getattr(data, "ndim", 0) == 2)
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)

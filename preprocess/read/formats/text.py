@@ -91,7 +91,10 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
     if columns.header or found < columns.width or 2 * columns.widths.count(columns.width) > len(columns.widths):
         return f"{expected}; mend the line"
     if row[2][:1] == b"{":
-        return f"{expected}; write it with networkx.write_weighted_edgelist, or pass the graph itself as data"
+        return (
+            f"{expected}; write it with networkx.write_edgelist(graph, path, data=False), or pass the graph itself as "
+            "data"
+        )
     if others := sorted({*columns.widths} - {found}):
         return (
             f"{expected}, and others have {', '.join(map(str, others[:5]))}; write a line for "
