@@ -115,7 +115,7 @@ def _plan(config: ModelConfig, artifact: Artifact, **limits: Any) -> ExecutionPl
 
 
 def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
-    from hongtu.train.budget import budget_bytes
+    from hongtu.train.settings import budget_bytes
 
     whole = {"spill": False, "host_dtype": None}  # what no limit would take
     return budget_bytes(
