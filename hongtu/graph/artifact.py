@@ -137,6 +137,12 @@ class Artifact:
         other.manifest = self.manifest | ({} if kind is None else {"edge_types": kinds})
         return other
 
+    def with_sparse_features(self, rows: SparseRows) -> Artifact:
+        """The same graph with its features in CSR, too."""
+        other = copy.copy(self)
+        other.sparse_features = rows
+        return other
+
     def edge_id_starts(self) -> np.ndarray:
         """int64 [V], as :func:`hongtu.graph.degrees.edge_id_starts`."""
         return edge_id_starts(self.topology.in_edge_start, self.original_id)

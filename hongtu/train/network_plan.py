@@ -18,6 +18,7 @@ import torch
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
+from hongtu.graph.sparse_rows import SparseRows
 from hongtu.graph.topology import Topology
 from hongtu.host import available_bytes, drop_pages, return_freed_memory, reuse_freed_memory
 from hongtu.kernels.dispatch import as_on_gpu
@@ -79,6 +80,19 @@ class Job:
         """As ``probe_workspace``."""
         vertices, dtype = self.artifact.whole.num_vertices, self.spec.dtype
         return probe_workspace(plan, network, self.loss, vertices, dtype, correct, whole=whole)
+
+    def with_sparse_rows(self, network: Network) -> Job:
+        """The same with dense features in CSR, where most of them are zeros and the network would multiply the others
+        alone: on the CPU, in one process, with room for both."""
+        artifact, spec = self.artifact, self.spec
+        limited = spec.limit is not None or spec.spill is not None or spec.host_dtype or spec.ranks.size > 1
+        if limited or spec.hardware.staged or artifact.features is None or artifact.sparse_features is not None:
+            return self
+        rows = SparseRows.of_dense(artifact.features)
+        if rows is None:
+            return self
+        sparse = replace(self, artifact=artifact.with_sparse_features(rows))
+        return sparse if _NetworkPlanner(sparse, network, None, None).maps_input() else self
 
     def sketch(self, network: Network) -> ExecutionPlan:
         """What a network computes, without planned transfers, and linear maps behind the exchanges."""
@@ -148,6 +162,13 @@ class _NetworkPlanner:
             except BudgetError as refused:
                 least = min(least, refused.with_traceback(None), key=lambda error: error.smallest)
         raise least
+
+    def maps_input(self) -> bool:
+        """Whether sparse features are multiplied as they are."""
+        strategy, network = self._spec.strategy, self._network
+        self._choose_edges(strategy)
+        never = (False,) * len(network.layers)
+        return self._shape(self._choose_sides() if strategy.transform_first else never).maps_input
 
     def _shape(self, transform_first: tuple[bool, ...]) -> NetworkShape:
         """Of the network with these sides, which it has from then on."""

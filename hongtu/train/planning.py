@@ -72,8 +72,8 @@ def plan_model(
         strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, make_rows_optimizer=optimizer,
         host_dtype=read_host_dtype(host_dtype),
     )  # fmt: skip
-    job = Job(artifact, make_loss(artifact, loss), made, unlimited)
     with using(NumbaKernels.of_graph(artifact.size)):
+        job = Job(artifact, make_loss(artifact, loss), made, unlimited).with_sparse_rows(network)
         budget = budget_bytes(device_memory, partial(job.plan, network))
         return replace(job, spec=replace(unlimited, limit=limit)).plan(network, budget)
 

@@ -241,6 +241,7 @@ class Trainer(Trainable):
                 self.optimizer = make_optimizer(optimizer, iter(self._learned))
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None
+                self._input = self._with_sparse_rows(loss)
                 self._budget = budget_bytes(device_memory, lambda budget: self._plan_whole(loss, budget))
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
@@ -267,10 +268,16 @@ class Trainer(Trainable):
         """Of the whole graph, or of a rank's share."""
         return Job(artifact, make_loss(artifact, loss), self.optimizer, replace(self._spec, **options))
 
+    def _with_sparse_rows(self, loss: Losses | LinkLoss) -> Artifact:
+        """The artifact that is run: its dense features perhaps in CSR."""
+        self.model.cpu()  # where plans are tried
+        with self._spec.backend.trial():
+            return self._job(self.artifact, loss).with_sparse_rows(self._network).artifact
+
     def _plan_whole(self, loss: Losses | LinkLoss, budget: int | None) -> ExecutionPlan:
         """Of the whole graph in one process."""
         self.model.cpu()  # where plans are tried
-        job = self._job(self.artifact, loss, limit=None)
+        job = self._job(self._input, loss, limit=None)
         with self._spec.backend.trial():
             return job.plan(self._network, budget)
 
@@ -287,7 +294,7 @@ class Trainer(Trainable):
         )
 
         def job_of(stages: Stages) -> Job:
-            return self._job(share_of(self.artifact, self.ranks.rank, bounds, stages, self._fabric), loss)
+            return self._job(share_of(self._input, self.ranks.rank, bounds, stages, self._fabric), loss)
 
         def tried(stages: Stages) -> list[Tried]:
             with self.ranks.agreed():

@@ -221,3 +221,46 @@ def test_sparse_tensors_stay_sparse(layout, as_data):
     else:
         graph = hongtu.preprocess_graph(given.edges, len(x), problems.new_path(), features=x, **options)
     assert np.array_equal(graph.sparse_features.dense(), given.features[graph.original_id])
+
+
+@functools.cache
+def wide(share):
+    rng = np.random.default_rng(6)
+    features = rng.normal(size=(problem().num_vertices, 300)).astype(np.float32)
+    features[rng.random(features.shape) > share] = 0
+    return replace(problem(), name="wide", features=features)
+
+
+def of_width(first, **options):
+    return lambda: [first(300, 8, **options), hnn.GCNConv(8, 3)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "expected"),
+    [
+        (of_width(hnn.GCNConv, input_dropout=0.5), {}, True),
+        (of_width(hnn.GCNConv), {"device_memory": "100%"}, True),
+        (of_width(hnn.GCNConv), {"device": "simulated"}, False),
+        (lambda: [nn.Tanh(), hnn.GCNConv(300, 3)], {}, False),
+        (of_width(hnn.TAGConv, K=2), {}, False),
+    ],
+    ids=["dropout", "budget", "another device", "activation", "sums first"],
+)
+def test_dense_rows_that_are_mostly_zeros_are_multiplied_so(layers, options, expected):
+    sparse = scipy.sparse.csr_matrix(wide(0.04).features)
+    given, graphs = wide(0.04), []
+    for features in (given.features, sparse):
+        graphs.append(hongtu.preprocess_graph(
+            given.edges, given.num_vertices, problems.new_path(), features=features, labels=given.labels,
+            masks=given.masks, edge_weight=given.weights, partitions=2, chunks=3,
+        ))  # fmt: skip
+    found, trainer = losses(graphs[0], layers, **options)
+    assert trainer.plan.maps_sparse_input == expected
+    assert trainer.artifact.features is not None and trainer.artifact.sparse_features is None
+    assert found == pytest.approx(losses(graphs[1], layers, **options)[0], rel=1e-9)
+
+
+def test_dense_rows_with_too_many_numbers_stay_dense():
+    given = wide(0.2)
+    _, trainer = losses(problems.prepare(given, 2, 3), of_width(hnn.GCNConv))
+    assert not trainer.plan.maps_sparse_input and trainer.plan.shape.sparse_input is None
