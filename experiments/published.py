@@ -227,11 +227,10 @@ def errors(hardware: Hardware, *, of_held_out: bool) -> np.ndarray:
     return np.sort([abs(predict_epoch(epoch, hardware).total / epoch.seconds - 1) for epoch in half])
 
 
-# What is fitted of a nominal profile, and from where to where: a link is no faster than PCIe 4.0 x16, memory no faster
-# than HBM2e, a product no faster than TF32, which torch 1.9 has on.
+# What is fitted of a nominal profile, and from where to where: a link is no faster than PCIe 4.0 x16, a product no
+# faster than TF32, which torch 1.9 has on.
 FITTED = {
     "host_link": (5e9, 26e9),
-    "memory_bandwidth": (2e11, 1.9e12),
     "flops": (10e12, 156e12),
 }
 

@@ -13,7 +13,7 @@ from hongtu.plan.passes.shapes import Products, StageWork
 
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 FRESH = 3  # times as long, where a tensor's memory is mapped anew and its pages are cleared
-FINDING = 128  # bytes of memory that could be read while an edge finds its row, in a cache or not
+FINDING = 192  # bytes of memory that could be read while an edge finds its row, in a cache or not
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from hongtu.plan.search.grains import Probe, fitting_plans, probed, smallest_bud
 from hongtu.plan.search.residents import choose_residents, every_tensor
 
 SLABS = True, False  # one takes a little more memory; it is the choice where an epoch is predicted to be as fast
-SWEEPS = 3  # over a group's rows, that starting it may take as long as
+SWEEPS = 2.5  # over a group's rows, that starting it may take as long as
 BESIDE = 8  # groups of chunks: what crosses beside the last of them is little
 
 
