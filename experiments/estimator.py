@@ -1,31 +1,33 @@
 """Predicted against measured seconds of an epoch, on configurations that the machine's profile has not seen.
 
-    python -m experiments.estimator --work DIR [--profile FILE.json] [--out FILE.jsonl]
+    python -m experiments.estimator --work DIR [--hardware FILE | --profile FILE.json] [--out FILE.jsonl]
 
-The profile is measured as `hongtu doctor --measure` does, from models of its own; the configurations are timed in turns
-with these, for a machine whose speed changes from minute to minute would be compared with itself at another time.
+The profile is measured as `hongtu doctor --measure` does, or read with --hardware; the configurations train in turns,
+and the faster half of their epochs counts that nothing else on the machine disturbed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
-from hongtu.bench.profile.measure import Epoch, measure_cpu, settled
+from hongtu.bench.host_load import BUSY
+from hongtu.bench.profile.measure import measure_cpu
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, epoch, make_system
-from hongtu.hardware import Hardware
+from hongtu.hardware import Hardware, load_hardware
 from hongtu.plan.cost.seconds import predict_seconds
 
 LIMIT = 0.15
+EPOCHS = 6  # of every configuration, in turns
 CHECKED = 2  # epochs whose losses are the reference's: the second follows from gradients
 # graph, order, partitions, model, hidden, layers, then a strategy with a share of the memory that is needed in memory:
 # two of every model, all else drawn at random once (random.Random(10))
@@ -48,16 +50,20 @@ HELD_OUT = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="keep graphs and artifacts here")
+    parser.add_argument("--hardware", help="a profile that was measured before, or its name")
     parser.add_argument("--profile", type=Path, help="write the machine's profile here")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of every configuration")
     parser.add_argument("--vertices", type=int, default=60_000)
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     configurations = [prepare(options, *held_out) for held_out in HELD_OUT]
-    profile = measure_cpu(
-        f"cpu, {len(os.sched_getaffinity(0))} cores",
-        lambda: [found.train() for found in configurations],
-        limit=math.inf,
-    )
+    if options.hardware is not None:
+        profile = load_hardware(options.hardware)
+    else:
+        profile = measure_cpu(f"cpu, {len(os.sched_getaffinity(0))} cores", options.work)
+    for _ in range(options.epochs):
+        for found in configurations:
+            found.train()
     if options.profile is not None:
         options.profile.write_text(json.dumps(profile.to_dict(), indent=1) + "\n")
     errors = []
@@ -65,13 +71,29 @@ def main() -> None:
         row = found.row(profile)
         append(options.out, machine("estimator") | row)
         print(
-            f"{row['label']}: {row['seconds']:.3f} s, predicted {row['predicted_seconds']:.3f}: {row['error']:+.1%}",
+            f"{row['label']}: {row['seconds']:.3f} s, predicted {row['predicted_seconds']:.3f} s: "
+            f"{1 + row['error']:.2f} times",
             flush=True,
         )
         errors.append(abs(row["error"]))
     within = sum(error <= LIMIT for error in errors)
     print(f"{within} of {len(errors)} within {LIMIT:.0%}; median {statistics.median(errors):.1%}", end=", ")
     print(f"largest {max(errors):.1%}")
+
+
+class Epoch(NamedTuple):
+    """How many seconds it took, the share of the cores that others had, and the seconds of its passes."""
+
+    seconds: float
+    others: float
+    passes: dict[str, float]
+
+
+def settled(epochs: Sequence[Epoch]) -> list[Epoch]:
+    """The faster half of those that nothing else on the machine disturbed: models that train in turn take one
+    another's places in memory, and in some epochs fresh pages have to be found."""
+    quiet = [epoch for epoch in epochs if epoch.others <= BUSY] or list(epochs)
+    return sorted(quiet, key=lambda epoch: epoch.seconds)[: (len(quiet) + 1) // 2]
 
 
 class Configuration:

@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace, artifact: Path, model: str, about: dict
 
 def moving_seconds(found: dict[str, Any], disk: dict[str, Any]) -> float:
     """What an epoch's rows take to go to a disk and to come from it, and nothing else."""
-    return found["recalled_bytes"] / disk["recall_link"] + found["spilled_bytes"] / disk["spill_link"]
+    return (found["recalled_bytes"] + found["spilled_bytes"]) / disk["disk_link"]
 
 
 def keep(options: argparse.Namespace, row: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ import torch
 
 import hongtu
 from experiments.preprocess_rates import command
-from hongtu.bench.profile.disk import disk_rates
+from hongtu.bench.profile.disk import disk_rate
 from hongtu.bench.records import append, machine, read
 from hongtu.hardware import CPU
 from hongtu.host import drop_file_pages, proc_bytes
@@ -122,7 +122,7 @@ def disk_of(directory: Path) -> dict[str, Any]:
     """What a directory is on, and how fast files are there."""
     words = ["df", "--output=source,fstype", str(directory)]
     where = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[1].split()
-    return {"disk": " ".join(where)} | {name: round(rate) for name, rate in disk_rates(directory).items()}
+    return {"disk": " ".join(where), "disk_link": round(disk_rate(directory))}
 
 
 def watched(options: argparse.Namespace, model: str, disk: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def train(there: Any, options: dict[str, Any], model: str, disk: dict[str, Any])
     )
     plan, planned = trainer.plan, time.perf_counter() - start
     predicted = {"setup": plan.setup_traffic.bytes["disk"], "epoch": plan.bytes["disk"]}
-    seconds = predict_seconds(plan, replace(CPU, recall_link=disk["recall_link"], spill_link=disk["spill_link"]))
+    seconds = predict_seconds(plan, replace(CPU, disk_link=disk["disk_link"]))
     facts = {
         "planning_seconds": round(planned, 1), "predicted_disk_bytes": predicted, "planned_bytes": plan.peak_bytes,
         "predicted_seconds": round(seconds.total, 1), "predicted_parts": asdict(seconds),

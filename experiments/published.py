@@ -145,20 +145,20 @@ def predict(
         structure = EDGE_BYTES * edges if sparse["load"] or sparse["flush"] else 0
         work = pass_work(plan, p, extent)
         on_link = (1 - resident) * rows.ru / hardware.host_link / share
-        contiguous = (1 - resident) * own / hardware.contiguous_link
+        contiguous = (1 - resident) * own / hardware.host_link
         if not resident:
-            contiguous += structure / hardware.structure_link
+            contiguous += structure / hardware.host_link
         crossing = (rows.ori - rows.p2p) / hardware.peer_link / share
         s = Seconds(
             load=sparse["load"] * on_link,
             flush=sparse["flush"] * on_link,
             peer=(sparse["load"] + sparse["flush"]) * crossing,
             contiguous=contiguous / share,
-            accumulate=(1 - resident) * sparse["flush"] * rows.ru / hardware.host_add,
+            accumulate=(1 - resident) * sparse["flush"] * rows.ru / hardware.host_link,
             aggregate=aggregate_seconds(work, hardware),
             rowwise=rowwise_seconds(work, hardware),
         )
-        leaving = (1 - resident) * written / hardware.contiguous_link / share
+        leaving = (1 - resident) * written / hardware.host_link / share
         total += overlapped(plan, p, s, pushed=sparse["flush"] * crossing, written=leaving)
     return total
 
@@ -231,9 +231,6 @@ def errors(hardware: Hardware, *, of_held_out: bool) -> np.ndarray:
 # faster than TF32, which torch 1.9 has on.
 FITTED = {
     "host_link": (5e9, 26e9),
-    "contiguous_link": (10e9, 32e9),
-    "host_add": (5e9, 200e9),
-    "function_edge_seconds": (1e-11, 1e-8),
     "flops": (10e12, 156e12),
 }
 
@@ -243,8 +240,7 @@ def fit(hardware: Hardware) -> Hardware:
     from scipy.optimize import least_squares
 
     def profile(logarithms: np.ndarray) -> Hardware:
-        found = dict(zip(FITTED, np.exp(logarithms).tolist(), strict=True))
-        return replace(hardware, **found, structure_link=found["contiguous_link"], weight_flops=found["flops"])
+        return replace(hardware, **dict(zip(FITTED, np.exp(logarithms).tolist(), strict=True)))
 
     known = [epoch for epoch in epochs() if not held_out(epoch)]
     lowest, highest = np.log(np.array(list(FITTED.values()))).T

@@ -136,8 +136,7 @@ def forked_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of a benchmark begin at once, with libraries loaded."""
     from tests.faults.processes import CONTEXT
 
-    for module in ("bench.process", "bench.profile.measure"):
-        monkeypatch.setattr(f"hongtu.{module}.get_context", lambda _: CONTEXT)
+    monkeypatch.setattr("hongtu.bench.process.get_context", lambda _: CONTEXT)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ class Timeline:
         moved = {i: np.zeros((2, len(self.program.order))) for i in self.devices}
         for step, batch in enumerate(self.program.order):
             before = self.busy.copy()
-            self._given = (step + 1) * hardware.stage_seconds  # when the thread has come so far
+            self._given = (step + 1) * hardware.chunk_seconds  # when the thread has come so far
             for x in self.program.body:
                 self._do(x, step, batch)
             for i in self.devices:
@@ -76,7 +76,7 @@ class Timeline:
                 self._work("flush", i, self._seconds(x, i, step, batch))
                 clock["host", i] = max(clock["host", i], clock["flush", i])
                 rows = self._moved(x, i, batch) if x.verb == "flush" else 0
-                self._work("host", i, rows / self.hardware.host_add)
+                self._work("host", i, rows / self.hardware.host_link)
 
     def _work(self, stream: str, i: int, seconds: float) -> None:
         self._clock[stream, i] = max(self._clock[stream, i], self._given) + seconds
@@ -85,7 +85,7 @@ class Timeline:
     def _seconds(self, x: Any, i: int, step: int, batch: int) -> float:
         hardware, row = self.hardware, self.plan.shape.itemsize
         if isinstance(x, moves.Ship):
-            return self.times * self._scripts[i][step] / hardware.structure_link
+            return self.times * self._scripts[i][step] / hardware.host_link
         if x.verb in ("load", "flush"):
             return self._moved(x, i, batch) / hardware.host_link
         if x.verb in ("pull", "push"):
@@ -93,7 +93,7 @@ class Timeline:
         reads = isinstance(x, moves.Copy) and x.src.where == "host" and x.src.rows is DESTINATIONS
         if (reads or x.verb == "write") and x.dst.tensor not in self.program.packed:
             rows = int(self.program.view.num_dst[self.program.chunk(i, batch)])
-            return self.times * rows * self.plan.passes.width[x.dst.tensor] * row / hardware.contiguous_link
+            return self.times * rows * self.plan.passes.width[x.dst.tensor] * row / hardware.host_link
         if isinstance(x, moves.Compute):
             own = slice(i * self.program.view.chunks, (i + 1) * self.program.view.chunks)
             edges = self.program.view.chunk_edges

@@ -60,7 +60,7 @@ def layer(z: int, a: int | None = None, *, linear: bool = True, **options: Any) 
 
 def network(*layers: LayerShape, **options: Any) -> NetworkShape:
     """Of 4 features and 2 classes."""
-    given = {"features": 4, "output": 2, "itemsize": 4, "model_bytes": 100, "label_bytes": 8, "loss_rows": V}
+    given = {"features": 4, "output": 2, "itemsize": 4, "model_bytes": 100, "label_bytes": 8}
     return NetworkShape(layers=layers, **(given | options))
 
 

@@ -7,14 +7,13 @@ everything stays in memory, nothing runs twice, the sum of the input's neighbour
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
 from torch.nn.functional import embedding_bag
 
-from hongtu.bench.profile.rates import best_seconds
+from hongtu.bench.profile.measure import best_seconds, memory_rate, product_rate
 from hongtu.plan.cost.work import Extent, missed_share, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
@@ -24,7 +23,6 @@ FAR_ROWS = 2**19  # 256 MiB: more than a cache holds
 NEAR_ROWS = 2**9  # 256 KiB: what a core keeps beside it
 FOUND = 2**18  # rows found by one call
 BAG = 64  # of them summed to one
-PRODUCT = 2**13, 256  # rows and columns of a product that operations bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +44,12 @@ class Rates:
 @cache
 def measured_rates(device: str = "cpu") -> Rates:
     """The rates of a torch device, each measured alone, once in a process; about a second."""
-    rows, columns = PRODUCT
-    left, right = torch.ones(rows, columns, device=device), torch.ones(columns, columns, device=device)
-    far, other = (torch.ones(FAR_ROWS, COLUMNS, device=device) for _ in range(2))
+    far = torch.ones(FAR_ROWS, COLUMNS, device=device)
     return Rates(
-        stream=2 * far.nbytes / _seconds(lambda: other.copy_(far), far.device),
+        stream=memory_rate(device),
         far_rows=_found_rate(far),
         near_rows=_found_rate(far[:NEAR_ROWS].clone()),
-        products=2 * rows * columns * columns / _seconds(lambda: torch.mm(left, right), far.device),
+        products=product_rate(device),
     )
 
 
@@ -70,31 +66,22 @@ def least_seconds(plan: ExecutionPlan, rates: Rates, cache_bytes: int | None) ->
 def _least_of_pass(plan: ExecutionPlan, p: Pass, rates: Rates, cache_bytes: int | None) -> float:
     item, view, width, wanted = plan.shape.itemsize, plan.view(p), plan.passes.width, plan.passes.wanted
     edges = int(view.chunk_edges.sum())
-    work = pass_work(plan, p, Extent(int(view.num_dst.sum()), edges, int(view.num_sources.sum())))
+    extent = Extent(int(view.num_dst.sum()), edges, int(view.num_sources.sum()))
+    work = pass_work(plan, p, extent)
     products = max(work.product_bytes / rates.stream, work.flops / rates.products)
-    gradients = max(work.weight_bytes / rates.stream, work.weight_flops / rates.products)
     row = item * sum(  # what depends on nothing that is trained is the same in every epoch
         width[name] for name in (p.exchange, p.flush) if name is not None and (name == p.flush or name in wanted)
     )
     if not row:
-        return products + gradients
-    far = 1.0 if cache_bytes is None else missed_share(view, slice(None), cache_bytes / row)
-    return products + gradients + edges * row * (far / rates.far_rows + (1 - far) / rates.near_rows)
+        return products
+    far = 1.0 if cache_bytes is None else missed_share(view, extent.sources, edges, cache_bytes / row)
+    return products + edges * row * (far / rates.far_rows + (1 - far) / rates.near_rows)
 
 
 def _found_rate(rows: torch.Tensor) -> float:
     """Bytes per second of a table's rows, summed in bags: next to nothing is written."""
     generator = torch.Generator(rows.device).manual_seed(0)
     index = torch.randint(len(rows), (FOUND // BAG, BAG), generator=generator, device=rows.device)
-    return index.numel() * rows[0].nbytes / _seconds(partial(embedding_bag, index, rows, mode="sum"), rows.device)
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of the fastest of some calls, to the end of what they queue."""
-
-    def finished() -> None:
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return best_seconds(finished)
+    return (
+        index.numel() * rows[0].nbytes / best_seconds(partial(embedding_bag, index, rows, mode="sum"), str(rows.device))
+    )

@@ -78,13 +78,11 @@ def run(options: argparse.Namespace) -> None:
     found = examine()
     if target is not None:
         from hongtu.bench.host_load import OthersShare
-        from hongtu.bench.profile.disk import disk_rates
         from hongtu.bench.profile.measure import measure_cpu
         from hongtu.files import write_text
 
         start, others = perf_counter(), OthersShare()
-        disk = disk_rates(Path(options.spill or target.parent))
-        profile = measure_cpu(f"cpu, {found['cores']} cores").to_dict() | disk
+        profile = measure_cpu(f"cpu, {found['cores']} cores", Path(options.spill or target.parent)).to_dict()
         share = others.stop(perf_counter() - start)
         write_text(Path(options.measure), json.dumps(profile, indent=1) + "\n", PROFILE)
         found |= {"profile": options.measure, "hardware": profile, "others_share": share}
@@ -205,11 +203,10 @@ def _measured(hardware: dict[str, Any], file: str) -> list[str]:
     giga = 1e9
     return [
         f"Measured, written to {file}; use it as `hongtu plan --hardware {file}`:",
-        f"  contiguous copies    {hardware['contiguous_link'] / giga:8.1f} GB/s",
+        f"  memory               {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
         f"  rows of 512 bytes    {hardware['host_link'] / giga:8.1f} GB/s",
-        f"  sums over edges read {hardware['memory_bandwidth'] / giga:8.1f} GB/s",
         f"  dense products       {hardware['flops'] / giga:8.1f} GFLOP/s",
-        f"  a chunk's fixed cost {hardware['stage_seconds'] * 1e3:8.2f} ms",
-        f"  files, written       {hardware['spill_link'] / giga:8.1f} GB/s",
-        f"  files, read          {hardware['recall_link'] / giga:8.1f} GB/s",
+        f"  starting a chunk     {hardware['chunk_seconds'] * 1e3:8.2f} ms",
+        f"  and an operation     {hardware['call_seconds'] * 1e6:8.2f} us",
+        f"  files                {hardware['disk_link'] / giga:8.1f} GB/s",
     ]

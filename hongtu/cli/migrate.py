@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"{path}: an artifact of format {VERSION}, which this hongtu reads as it is")
     elif path.suffix == ".json" and path.is_file():
         load_hardware(path)
-        print(f"{path}: a hardware profile with every field that this hongtu reads")
+        print(f"{path}: a hardware profile, which this hongtu reads as it is")
     elif snapshot_version(snapshot := newest_snapshot(old if old.is_file() else path)) == 1:
         _weights(snapshot, options)
     else:

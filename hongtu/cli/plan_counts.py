@@ -127,9 +127,7 @@ def smaller(hardware: Hardware, times: float) -> Hardware:
     """A machine on which a graph that is so many times smaller takes so many times less: fixed costs and caches are as
     much smaller, too."""
     fixed: dict[str, Any] = {
-        name: value / times
-        for name, value in vars(hardware).items()
-        if name.endswith(("stage_seconds", "call_seconds"))
+        name: value / times for name, value in vars(hardware).items() if name in ("chunk_seconds", "call_seconds")
     }
     caches: dict[str, Any] = {
         name: max(1, int(value / times))

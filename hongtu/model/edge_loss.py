@@ -94,7 +94,6 @@ class EdgeLoss:
         return [] if self.beside is None else self.beside.modules
 
     threshold = 0.0
-    loss_rows = 0  # of the model's output: the loss is one of edges
 
     @property
     def loss_vertices(self) -> None:

@@ -78,7 +78,6 @@ class MeanLoss:
         self.watch: Callable[..., None] | None = None
         elsewhere = any(not isinstance(term.mask, str) or term.mask != "train" for term in self._terms)
         self.trains = elsewhere or bool(self._terms and np.any(masks["train"]))
-        self._train_rows = int(np.count_nonzero(masks["train"]))
         self._chosen = [term.mask for term in given if isinstance(term, Unscored) and term.mask is not None]
         judged = task if self.trains or task == "links" else "multiclass"  # whose losses are judged by the output alone
         self._losses = [vertex_loss(term.loss, judged) for term in self._terms]
@@ -134,14 +133,6 @@ class MeanLoss:
         """Above which an output is a yes: probabilities, where a loss takes such, or logits."""
         of_probabilities = any(isinstance(loss, PerVertex) and loss.of_probabilities for loss in self._losses)
         return 0.5 if of_probabilities else 0.0
-
-    @property
-    def loss_rows(self) -> int:
-        """How many vertices have a loss, those of several terms once for each; where none is given, those of the train
-        mask, so that linear maps are on the sides that they have in training, and give the same bits."""
-        if not self._terms:
-            return self._train_rows
-        return int(np.unpackbits(self.bits).sum())
 
     @property
     def label_bytes(self) -> int:

@@ -208,7 +208,7 @@ class _NetworkPlanner:
             shape = replace(self._shape(tuple(sides)), trains=True)  # or else what is only run would have other bits
             if artifact.halo is not None:
                 sparse: Any = artifact.whole.sparse_features
-                shape = replace(shape, loss_rows=0, sparse_input=sparse)
+                shape = replace(shape, sparse_input=sparse)
             return sketch_seconds(_sketch(topology, shape, spec.strategy), spec.hardware, linked=linked)
 
         best = seconds(chosen)

@@ -102,7 +102,7 @@ def by_vertex(plan: ExecutionPlan, hardware: Hardware) -> ByVertex:
 
 
 def _seconds(plan: ExecutionPlan, p: Pass, extent: Extent, hardware: Hardware) -> float:
-    work = pass_work(plan, p, extent)
+    work = pass_work(plan, p, extent, hardware.cache)
     return aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
 
 

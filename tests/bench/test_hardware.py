@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.cost.seconds import Seconds, pass_seconds, predict_seconds
-from hongtu.plan.cost.work import LOSS_SWEEPS
+from hongtu.plan.cost.work import FINDING, FRESH, LOSS_SWEEPS
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import EdgeSweeps, LayerShape, NetworkShape, Products, StageWork, Sweeps
 from hongtu.plan.passes.strategy import STRATEGIES
@@ -40,8 +40,8 @@ WORK = (
     StageWork(products=Products(20, 9), mapped=Products(4, 2), combine=Sweeps(1, 3, 4, 8)),
 )
 FUNCTION = (
-    EdgeSweeps(walks=1, rows=5, exponentials=2, destinations=3, sources=6, edges=1.5, calls=4),
-    EdgeSweeps(walks=3, rows=20, exponentials=1, destinations=7, sources=8, edges=2.5, calls=8),
+    EdgeSweeps(walks=1, rows=5, destinations=3, sources=6, edges=1.5, calls=4),
+    EdgeSweeps(walks=3, rows=20, destinations=7, sources=8, edges=2.5, calls=8),
 )
 
 
@@ -49,7 +49,7 @@ def shape(work=WORK, **layer):
     fields = {"z": 4, "s": (None,), "a": 4, "linear": True, "reduce": "sum", "weighted": False, "z_is_input": False}
     one = LayerShape(**(fields | {"uses_statistics": False} | layer))
     return NetworkShape(
-        features=6, layers=(one,), output=3, itemsize=4, model_bytes=100, label_bytes=8, loss_rows=40, stage_work=work
+        features=6, layers=(one,), output=3, itemsize=4, model_bytes=100, label_bytes=8, stage_work=work
     )
 
 
@@ -72,7 +72,16 @@ def test_shipped_profiles(name, tmp_path):
 def test_device_links_are_faster_than_the_host_link():
     for name in ("a100x4", "h200"):
         profile = load_hardware(name)
-        assert profile.host_link < profile.peer_link < profile.reuse_link < profile.memory_bandwidth
+        assert profile.host_link < profile.peer_link < profile.memory_bandwidth
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_no_link_is_faster_than_memory(name):
+    rates = {field.name for field in fields(Hardware) if field.type == "float"}
+    assert len(rates) == 8
+    profile = load_hardware(name)
+    for link in (rate for rate in rates if rate.endswith("_link")):
+        assert getattr(profile, link) <= profile.memory_bandwidth
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,7 @@ def test_device_links_are_faster_than_the_host_link():
     [
         ("no json", "not valid JSON"),
         ("[1]", "not a hardware profile"),
-        (json.dumps({"name": "x"}), "missing ['aggregate_stage_seconds'"),
+        (json.dumps({"name": "x"}), "missing ['call_seconds'"),
         (json.dumps(CPU.to_dict() | {"speed": 3}), "unknown ['speed']"),
         (json.dumps(CPU.to_dict() | {"flops": 0}), "flops is 0"),
         (json.dumps(CPU.to_dict() | {"flops": "fast"}), "flops is 'fast'"),
@@ -104,7 +113,7 @@ def test_unknown_profile_names_the_known_ones():
 
 
 def test_equation_4_is_the_papers():
-    machine = Hardware(**CPU.to_dict() | {"host_link": 4e9, "reuse_link": 20e9, "peer_link": 10e9})
+    machine = Hardware(**CPU.to_dict() | {"host_link": 4e9, "memory_bandwidth": 40e9, "peer_link": 10e9})
     seconds = 40 / 4 + 20 / 20 + 40 / 10
     assert machine.equation4(100, 60, 40, 1_000_000_000, 4) == pytest.approx(seconds)
     four = Hardware(**machine.to_dict() | {"devices": 4})
@@ -116,15 +125,13 @@ def test_equation_4_is_the_papers():
 def test_seconds_are_bytes_over_rates(strategy, m, n):
     topology = random_topology(3, m, n)
     plan = make_plan(topology, topology.input_order, shape(), STRATEGIES[strategy])
-    slow = free(host_link=2.0, peer_link=4.0, reuse_link=1.0, contiguous_link=8.0, host_add=16.0)
+    slow = free(host_link=2.0, peer_link=4.0)
     seconds, moved = predict_seconds(plan, slow), plan.bytes
     assert seconds.load == moved["load"] / 2 and seconds.flush == moved["flush"] / 2
-    by_row = predict_seconds(plan, free(row_seconds=3.0))
-    assert by_row.load == pytest.approx(3 * plan.rows["load"]) and by_row.flush == pytest.approx(3 * plan.rows["flush"])
-    assert seconds.peer == (moved["pull"] + moved["push"]) / 4 and seconds.accumulate == moved["flush"] / 16
-    assert seconds.contiguous == pytest.approx((moved["read"] + moved["write"]) / 8)
-    assert predict_seconds(plan, free(structure_link=2.0)).contiguous == pytest.approx(moved["topology"] / 2)
+    assert seconds.peer == (moved["pull"] + moved["push"]) / 4 and seconds.accumulate == 0  # a flush adds
+    assert seconds.contiguous == pytest.approx((moved["read"] + moved["write"] + moved["topology"]) / 2)
     assert seconds.total == pytest.approx(sum(seconds.to_dict().values()))
+    assert predict_seconds(plan, replace(slow, staged=True)).accumulate == moved["flush"] / 2
 
 
 def test_compute_counts_edges_and_parameters():
@@ -134,35 +141,27 @@ def test_compute_counts_edges_and_parameters():
     arithmetic, item = predict_seconds(plan, free(flops=2.0)), 4
     assert arithmetic.aggregate < 1e-20  # sums wait for memory
     products = (10 + 20) * 3 - 7 - 4  # the features get no gradient, and what is mapped is not computed again
+    products += 10 + 20  # gradients of weights
     assert arithmetic.rowwise == pytest.approx(v * products)
-    assert predict_seconds(plan, free(weight_flops=2.0)).rowwise == pytest.approx(v * (10 + 20))
-    assert predict_seconds(plan, free(product_bandwidth=1.0)).rowwise == pytest.approx(v * item * ((8 + 9) * 3 - 3 - 2))
-    assert predict_seconds(plan, free(weight_bandwidth=1.0)).rowwise == pytest.approx(v * item * (8 + 9))
-    assert predict_seconds(plan, free(memory_bandwidth=1.0)).aggregate == pytest.approx(e * 4 * item)
-    assert predict_seconds(plan, free(transpose_bandwidth=1.0)).aggregate == pytest.approx(2 * e * 4 * item)
-    assert predict_seconds(plan, free(edge_seconds=1.0)).aggregate == pytest.approx(e)
-    assert predict_seconds(plan, free(loss_row_seconds=1.0)).rowwise == pytest.approx(40)
-    assert predict_seconds(plan, free(transpose_edge_seconds=1.0)).aggregate == pytest.approx(e)
-    assert predict_seconds(plan, free(stage_seconds=1.0)).dispatch == pytest.approx(4 * busy)
-    assert predict_seconds(plan, free(aggregate_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
-    assert predict_seconds(plan, free(gradient_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
-    assert predict_seconds(plan, free(transpose_stage_seconds=1.0)).dispatch == pytest.approx(busy)
-    assert predict_seconds(plan, free(loss_stage_seconds=1.0)).dispatch == pytest.approx(busy)
-    assert predict_seconds(plan, free(exchange_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)  # and gradients
-    assert predict_seconds(plan, free(peer_stage_seconds=1.0)).dispatch == pytest.approx(2 * busy)
-    alone = make_plan(topology, topology.input_order, shape(), STRATEGIES["none"])
-    assert predict_seconds(alone, free(peer_stage_seconds=1.0)).dispatch < 1e-20  # every device loads for itself
-    calls = 2 + (2 + 6)  # stage 0 forward, and again for its gradients
-    calls += 4 + 8  # the aggregate's own, forward and for its gradients
-    assert predict_seconds(plan, free(call_seconds=1.0)).dispatch == pytest.approx(calls * busy)
+    memory = predict_seconds(plan, free(memory_bandwidth=1.0))
+    assert memory.aggregate == pytest.approx(e * (2 * FINDING + 3 * 4 * item))  # read; read and written
     rows = 5 + (5 + 7) + 3 * LOSS_SWEEPS  # stage 0 forward, and again for its gradients; the loss
     rows += 2 * 4  # what the aggregate gives, and its gradient
     rows += 1 + 3  # its own operations, forward and for its gradient
-    assert predict_seconds(plan, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * v * item)
-    fresh = predict_seconds(plan, free(sweep_bandwidth=1.0, fresh_bandwidth=0.5, largest_reused=1))
-    assert fresh.rowwise == pytest.approx(2 * rows * v * item)
-    near = free(sweep_bandwidth=1.0, near_bandwidth=0.25, cache=1 << 20)
-    assert predict_seconds(plan, near).rowwise == pytest.approx(4 * rows * v * item)
+    rows += (8 + 9) * 3 - 3 - 2 + (8 + 9)  # products, and gradients of weights
+    assert memory.rowwise == pytest.approx(rows * v * item)
+    fresh = predict_seconds(plan, free(memory_bandwidth=1.0, largest_reused=1))
+    assert fresh.rowwise == pytest.approx(FRESH * memory.rowwise) and fresh.aggregate == memory.aggregate
+    cached = predict_seconds(
+        plan, free(memory_bandwidth=1.0, cache=1 << 20)
+    )  # once in every chunk, however large it is
+    assert cached.aggregate == pytest.approx(e * 2 * FINDING + 3 * 4 * item * int(topology.num_sources.sum()))
+    assert predict_seconds(plan, free(chunk_seconds=1.0)).dispatch == pytest.approx(
+        (4 + 2) * busy
+    )  # and exchanged rows
+    calls = 2 + (2 + 6)  # stage 0 forward, and again for its gradients
+    calls += 4 + 8  # the aggregate's own, forward and for its gradients
+    assert predict_seconds(plan, free(call_seconds=1.0)).dispatch == pytest.approx(calls * busy)
     nobody = make_plan(topology, topology.input_order, shape(work=()), STRATEGIES["full"])
     assert predict_seconds(nobody, free(flops=2.0)).rowwise < 1e-20
 
@@ -179,33 +178,30 @@ def test_functions_of_edges_run_again_in_backward():
     forward, backward = (p for p in plan.passes.train if p.layer == 0)
     once, again = FUNCTION[0], FUNCTION[0] + FUNCTION[1]
     edges, item, busy = 300, 4, int(np.count_nonzero(topology.num_dst))
-    sources, vertices, own = int(topology.num_sources.sum()), 60, 0
+    sources, vertices = int(topology.num_sources.sum()), 60
     for p, work, moved in ((forward, once, 2), (backward, again, 2 + 3)):  # z side by side; its gradient, and added
-        bytes_seen = pass_seconds(plan, p, free(function_bandwidth=1.0))
-        assert bytes_seen.aggregate == pytest.approx(edges * work.rows * item)
-        assert pass_seconds(plan, p, free(function_edge_seconds=1.0)).aggregate == pytest.approx(edges * work.walks)
-        exponentials = pass_seconds(plan, p, free(exponential_seconds=1.0))
-        assert exponentials.aggregate == pytest.approx(edges * work.exponentials)
+        memory = pass_seconds(plan, p, free(memory_bandwidth=1.0))
+        assert memory.aggregate == pytest.approx(edges * (work.rows * item + FINDING * work.walks))
         own = LOSS_SWEEPS * 3 if p.loss else 0
         rows = vertices * (work.destinations + own) + sources * (work.sources + moved * 4) + edges * work.edges
-        assert pass_seconds(plan, p, free(sweep_bandwidth=1.0)).rowwise == pytest.approx(rows * item)
-        # in chunks where they take more than the allocator hands out again: sources' rows that are made, all else
-        limit, made, many = int(np.median(topology.num_sources)) * 4 * item, 2 if p is forward else 4, 0.0
-        fresh = free(fresh_bandwidth=1.0, largest_reused=limit)
+        assert memory.rowwise == pytest.approx(rows * item)
+        # in chunks where sources' rows or others take more than the allocator hands out again
+        limit = int(np.median(topology.num_sources)) * 4 * item
+        fresh, seconds = free(memory_bandwidth=1.0, largest_reused=limit), 0.0
         for i in range(2):
             num_dst, num_sources, num_edges = (
                 count.reshape(2, 3)[i] for count in (topology.num_dst, topology.num_sources, topology.chunk_edges)
             )
-            every = num_dst.sum() * (work.destinations + own) + num_sources.sum() * (work.sources + (moved - made) * 4)
-            large = num_dst[num_dst * widest(plan, p) * item > limit].sum() / num_dst.sum()
-            many += large * (every + num_edges.sum() * work.edges)
-            many += num_sources[num_sources * 4 * item > limit].sum() * made * 4
-        assert 0 < pass_seconds(plan, p, fresh).rowwise == pytest.approx(many * item)
+            every = num_dst.sum() * (work.destinations + own) + num_sources.sum() * (work.sources + moved * 4)
+            large = np.maximum(num_dst * widest(plan, p), num_sources * 4) * item > limit
+            times = 1 + (FRESH - 1) * num_dst[large].sum() / num_dst.sum()
+            seconds += times * (every + num_edges.sum() * work.edges) * item
+        assert memory.rowwise < pass_seconds(plan, p, fresh).rowwise == pytest.approx(seconds)
         assert pass_seconds(plan, p, free(call_seconds=1.0)).dispatch == pytest.approx(work.calls * busy)
-        fetched = pass_seconds(plan, p, free(function_fetch_bandwidth=1.0, cache=1 << 20))  # all else is in the cache
-        assert fetched.aggregate == pytest.approx(work.rows * item * sources)
-        everything = pass_seconds(plan, p, free(function_fetch_bandwidth=1.0, cache=1))
-        assert everything.aggregate == pytest.approx(edges * work.rows * item, rel=0.05)
+        cached = pass_seconds(plan, p, free(memory_bandwidth=1.0, cache=1 << 20))
+        assert cached.aggregate == pytest.approx(edges * FINDING * work.walks + work.rows * item * sources)
+        nothing = pass_seconds(plan, p, free(memory_bandwidth=1.0, cache=1))
+        assert nothing.aggregate == pytest.approx(memory.aggregate, rel=0.05)
     two = replace(functions, layers=functions.layers * 2, stage_work=(StageWork(), *functions.stage_work[1:] * 2))
     kept = make_plan(topology, topology.input_order, two, STRATEGIES["full"], choice=Choice(save=True))
     [backward] = [p for p in kept.passes.train if p.layer == 0 and p.direction == "backward"]

@@ -13,7 +13,7 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.graph.format import VERSION as ARTIFACT
-from hongtu.hardware import CPU
+from hongtu.hardware import CPU, load_hardware
 from hongtu.nn import GCNConv
 from hongtu.train.snapshot import VERSION as SNAPSHOT
 
@@ -108,6 +108,13 @@ def test_hardware_profiles(capsys, tmp_path):
     today = tmp_path / "today.json"
     today.write_text(json.dumps(CPU.to_dict()))
     assert migrate(capsys, today)[0] == 0
+    older = SAMPLES / "profile-2.json"  # of 0.2, which had more rates
+    assert migrate(capsys, older)[0] == 0
+    found, entries = load_hardware(older), json.loads(older.read_text())
+    assert (found.name, found.host_link, found.cache) == tuple(entries[name] for name in ("name", "host_link", "cache"))
+    assert (found.memory_bandwidth, found.chunk_seconds, found.disk_link) == tuple(
+        entries[name] for name in ("sweep_bandwidth", "stage_seconds", "recall_link")
+    )
     code, said = migrate(capsys, SAMPLES / "profile-1.json")
     assert code == 2 and "missing" in said and "`hongtu doctor --measure" in said
 

@@ -83,7 +83,7 @@ def test_structure_that_stays_is_brought_once(model):
 @pytest.mark.long
 def test_structure_stays_where_the_budget_has_room_for_it():
     model, problem, device = SIX[1], problems.awkward(), SimulatedBackend()
-    slow = replace(device.hardware, host_link=1e5, contiguous_link=1e5, structure_link=1e5)
+    slow = replace(device.hardware, host_link=1e5)
     found = []
     for share in (1.0, 2.5, 3.0):
         some = budget(model, problem, (2, 6), share, device=device)
@@ -97,11 +97,7 @@ def test_structure_stays_where_the_budget_has_room_for_it():
 def test_more_memory_never_plans_a_slower_epoch(link):
     """Grain, order, overlap, fusion and residents are chosen together."""
     model, problem, device = SIX[0], problems.directed_weighted(), SimulatedBackend()
-    hardware = (
-        device.hardware
-        if link is None
-        else replace(device.hardware, host_link=link, contiguous_link=link, structure_link=link)
-    )
+    hardware = device.hardware if link is None else replace(device.hardware, host_link=link)
     smallest, seconds = budget(model, problem, (4, 8), 1.0, device=device), []
     for share in (1.0, 1.25, 1.5, 2.0, 3.0):
         options = {"device": device, "device_memory": int(share * smallest), "hardware": hardware}

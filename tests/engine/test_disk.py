@@ -319,16 +319,16 @@ def test_a_killed_run_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_rates_of_a_disk_are_those_of_writing_and_of_reading(tmp_path, monkeypatch):
+def test_the_rate_of_a_disk_is_that_of_writing_and_reading(tmp_path, monkeypatch):
     """A write takes three ticks of a clock and a read one."""
     clock = iter((0, 3, 3, 4))
     monkeypatch.setattr(rate, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(rate, "BLOCKS", 1)
     monkeypatch.setattr(rate, "BLOCK", 1 << 16)
-    assert rate.disk_rates(tmp_path) == pytest.approx({"spill_link": (1 << 16) / 3, "recall_link": 1 << 16})
+    assert rate.disk_rate(tmp_path) == pytest.approx(2 * (1 << 16) / (3 + 1))
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="not a writable directory"):
-        rate.disk_rates(tmp_path / "none")
+        rate.disk_rate(tmp_path / "none")
 
 
 FULL = """

@@ -17,14 +17,14 @@ from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.strategy import get_strategy
 from hongtu.plan.search.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.search.grains import LITTLE, fitting_plans, smallest_budget, with_edges
-from hongtu.plan.search.planner import plan_run
+from hongtu.plan.search.planner import SWEEPS, plan_run
 from hongtu.plan.search.residents import choose_residents, every_tensor
 from tests import tiny
 
 FULL, PAPER = get_strategy("full"), get_strategy("paper")
 MODELS = {"gcn": tiny.GCN, "gat": tiny.GAT}
-SLOW = replace(CPU, host_link=1e5, contiguous_link=1e5, structure_link=1e5, stage_seconds=1e-5)
-STAGED = replace(H200, host_link=1e6, contiguous_link=1e6, structure_link=1e6, stage_seconds=1e-5)
+SLOW = replace(CPU, host_link=1e5, chunk_seconds=1e-5)
+STAGED = replace(H200, host_link=1e6, chunk_seconds=1e-5)
 machines = pytest.mark.parametrize("hardware", [SLOW, STAGED], ids=["cpu", "staged"])
 models = pytest.mark.parametrize("model", MODELS)
 
@@ -138,11 +138,11 @@ def test_without_a_budget_everything_stays():
 
 def test_chunks_are_as_large_as_starting_one_is_dear():
     """Four vertices in a chunk, rows of 16 bytes: at a byte a second, 128 seconds are worth 8 rows, two chunks."""
-    fast = replace(CPU, memory_bandwidth=1.0, aggregate_stage_seconds=28.0, largest_reused=None)
-    for seconds, chunks in ((100.0, 4), (36.0, 8), (164.0, 3), (10_000.0, 1), (292.0, 2), (484.0 - 28, 2)):
-        plan = search(topology(), None, "gcn", hardware=replace(fast, stage_seconds=seconds))
+    fast = replace(CPU, memory_bandwidth=1.0, largest_reused=None)
+    for seconds, chunks in ((128.0, 4), (64.0, 8), (192.0, 3), (10_000.0, 1), (320.0, 2), (484.0, 2)):
+        plan = search(topology(), None, "gcn", hardware=replace(fast, chunk_seconds=seconds / SWEEPS))
         assert plan.topology.chunks == chunks, seconds
-    plan = search(topology(), None, "gcn", hardware=replace(fast, stage_seconds=1e4, largest_reused=4 * 16 * 2))
+    plan = search(topology(), None, "gcn", hardware=replace(fast, chunk_seconds=1e4, largest_reused=4 * 16 * 2))
     assert plan.topology.chunks == 4  # the allocator hands two chunks' rows out again, no more
 
 
@@ -174,16 +174,13 @@ def probed(chunks, model="gcn", strategy=FULL, **choice):
 
 def test_grains_double_until_starting_chunks_is_little():
     plan = probed(topology())
-    sizes = [size for size, _ in fitting_plans([plan], 1 << 30, probe, replace(SLOW, stage_seconds=1.0))]
+    sizes = [size for size, _ in fitting_plans([plan], 1 << 30, probe, replace(SLOW, chunk_seconds=1.0))]
     assert sorted(set(sizes)) == [1, 2, 4, 8]
-    limited = fitting_plans([plan], 1 << 30, probe, replace(SLOW, stage_seconds=1.0), largest=4)
+    limited = fitting_plans([plan], 1 << 30, probe, replace(SLOW, chunk_seconds=1.0), largest=4)
     assert {size for size, _ in limited} == {1, 2, 4}
     arithmetic, starting = computing_seconds(plan, SLOW)
-    enough = replace(CPU, stage_seconds=SLOW.stage_seconds * LITTLE * arithmetic / starting / 2)
-    enough = replace(
-        enough, **{f"{kind}_stage_seconds": 1e-30 for kind in ("aggregate", "gradient", "transpose", "loss")}
-    )
-    enough = replace(enough, exchange_stage_seconds=1e-30, peer_stage_seconds=1e-30, call_seconds=1e-30)
+    little = SLOW.chunk_seconds * LITTLE * arithmetic / starting / 2
+    enough = replace(CPU, chunk_seconds=little, call_seconds=1e-30)
     assert [size for size, _ in fitting_plans([plan], 1 << 30, probe, enough)] == [1]
     assert [size for size, _ in fitting_plans([probed(topology(), strategy=PAPER)], 1 << 30, probe, SLOW)] == [1]
 
@@ -192,7 +189,7 @@ def test_grains_fit_and_their_groups_have_what_was_counted():
     chunks = topology()
     plan = probed(chunks)
     for budget in range(smallest_budget(plan) - 1, 3 * smallest_budget(plan), 100):
-        for size, found in fitting_plans([plan], budget, probe, replace(SLOW, stage_seconds=1.0)):
+        for size, found in fitting_plans([plan], budget, probe, replace(SLOW, chunk_seconds=1.0)):
             assert smallest_budget(found) <= budget and found.topology.chunks == 8 // size
             made = with_edges(found, chunks, size)
             assert made.device_bytes == found.device_bytes and made.workspace == found.workspace
@@ -205,7 +202,7 @@ def test_setup_may_run_in_finer_chunks():
     chunks = topology()
     plan = sketch_plan(chunks, chunks.input_order, wide, FULL, Choice(fuse=True))
     plan = replace(plan, workspace=probe(plan))
-    found = fitting_plans([plan], int(1.2 * smallest_budget(plan)), probe, replace(SLOW, stage_seconds=1.0))
+    found = fitting_plans([plan], int(1.2 * smallest_budget(plan)), probe, replace(SLOW, chunk_seconds=1.0))
     finely = [(size, each) for size, each in found if ONCE in each.views]
     assert finely
     for size, each in finely:
@@ -295,7 +292,7 @@ def test_layers_run_once_for_all_plans_in_which_they_do_the_same(model, strategy
 @pytest.mark.parametrize("budget", [None, 1.0, 1.5, 4.0])
 def test_one_gpu_that_does_captured_passes_again_pays_no_dispatch(model, budget):
     """Chunks that Python would take long to start; what moves and is computed costs as much as ever."""
-    hardware = replace(STAGED, stage_seconds=1.0)
+    hardware = replace(STAGED, chunk_seconds=1.0)
     limit = None if budget is None else int(budget * smallest(topology(), model, hardware=hardware))
     plan = search(topology(), limit, model, hardware=hardware)
     eager = replace(plan, strategy=replace(FULL, capture=False), shape=plan.shape)
@@ -327,7 +324,7 @@ def test_everybody_else_pays_dispatch(strategy, shape, hardware):
 @pytest.mark.long
 def test_a_slab_is_worth_what_python_would_take():
     """It needs memory that rows could have."""
-    chunks, slow, found = topology(m=1), replace(STAGED, stage_seconds=1e-4), set()
+    chunks, slow, found = topology(m=1), replace(STAGED, chunk_seconds=1e-4), set()
     least = smallest(chunks, "gcn", hardware=slow)
     for times in np.arange(1.2, 4.0, 0.2):
         both = [search(chunks, int(times * least), "gcn", used, slow).choice.slab for used in STRATEGIES]

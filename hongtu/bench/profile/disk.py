@@ -19,9 +19,8 @@ BLOCKS = 128
 SECONDS = 5.0  # that writing, and then reading, may take
 
 
-def disk_rates(directory: Path) -> dict[str, float]:
-    """Bytes per second of rows that go to a file and that come from it, each for some seconds at most, as fields of
-    ``Hardware``: ``spill_link`` and ``recall_link``.
+def disk_rate(directory: Path) -> float:
+    """Bytes per second of rows that go to a file and come from it again, for some seconds at most.
 
     Raises:
         InputError, OutputError: no file of so many bytes can be made there.
@@ -38,14 +37,14 @@ def disk_rates(directory: Path) -> dict[str, float]:
             while moved < BLOCKS and (not moved or perf_counter() - start < SECONDS):
                 blocks.put(moved * BLOCK, data)
                 moved += 1
-            written, done = BLOCK * moved / (perf_counter() - start), 0
+            written, done = (perf_counter() - start) / moved, 0
             start = perf_counter()
             while done < moved and (not done or perf_counter() - start < SECONDS):
                 reads.read_within(done * BLOCK, BLOCK, data)
                 done += 1
-            read = BLOCK * done / (perf_counter() - start)
+            read = (perf_counter() - start) / done
             blocks.close()
             reads.close()
     except OSError as error:
         raise OutputError(directory, error) from error
-    return {"spill_link": written, "recall_link": read}
+    return 2 * BLOCK / (written + read)

@@ -19,8 +19,6 @@ from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program import moves
 from hongtu.plan.program.walk import walk
 
-TENSORS = 8  # of a chunk's rows that a stage has in use
-
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
@@ -80,8 +78,8 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
         sparse_bytes = v * sum(row[name] for name in (p.exchange, p.flush) if name is not None)
         own_bytes = sum(plan.count(p, name) * row[name] for name in (*p.inputs, *p.gradients, *p.written))
         if linked:
-            total += sparse_bytes / hardware.host_link + own_bytes / hardware.contiguous_link
-        work = pass_work(plan, p, extent)
+            total += (sparse_bytes + own_bytes) / hardware.host_link
+        work = pass_work(plan, p, extent, hardware.cache)
         total += aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
     return total
 
@@ -123,12 +121,11 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
         on_device[i % count] += _partition_seconds(plan, p, i, traffic, hardware)
         moved[i % count] += traffic
     slowest = max(range(count), key=lambda k: on_device[k].total)
-    added = sum(t.bytes["flush"] for t in moved) / hardware.host_add
-    recalled, spilled = plan.disk_bytes([p])
-    disk = recalled / hardware.recall_link + spilled / hardware.spill_link
+    added = sum(t.bytes["flush"] for t in moved) / hardware.host_link if hardware.staged else 0.0  # else a flush adds
+    disk = sum(plan.disk_bytes([p])) / hardware.disk_link
     s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware), disk=disk)
     pushed = moved[slowest].bytes["push"] / hardware.peer_link
-    written = moved[slowest].bytes["write"] / hardware.contiguous_link
+    written = moved[slowest].bytes["write"] / hardware.host_link
     s, program = overlapped(plan, p, s, pushed=pushed, written=written), plan.pass_program(p)
     posts = [x for x in program.body if isinstance(x, moves.Post)]
     work, batches = s.total - s.network, len(program.order)
@@ -194,14 +191,12 @@ def _beside(x: moves.Post, batches: int, work: float, crossing: float) -> float:
 
 
 def _partition_seconds(plan: ExecutionPlan, p: Pass, i: int, traffic: Traffic, hardware: Hardware) -> Seconds:
-    work = partition_work(plan, p, i, hardware.cache, hardware.largest_reused)
-    moved, rows = traffic.bytes, traffic.rows
+    work, moved = partition_work(plan, p, i, hardware.cache, hardware.largest_reused), traffic.bytes
     return Seconds(
-        load=moved["load"] / hardware.host_link + rows["load"] * hardware.row_seconds,
-        flush=moved["flush"] / hardware.host_link + rows["flush"] * hardware.row_seconds,
+        load=moved["load"] / hardware.host_link,
+        flush=moved["flush"] / hardware.host_link,
         peer=(moved["pull"] + moved["push"]) / hardware.peer_link,
-        contiguous=(moved["read"] + moved["write"]) / hardware.contiguous_link
-        + moved["topology"] / hardware.structure_link,
+        contiguous=(moved["read"] + moved["write"] + moved["topology"]) / hardware.host_link,
         aggregate=aggregate_seconds(work, hardware),
         rowwise=rowwise_seconds(work, hardware),
         dispatch=0.0 if _captures(hardware) and plan.captured else _dispatch_seconds(work, hardware),
@@ -214,47 +209,14 @@ def _captures(hardware: Hardware) -> bool:
 
 
 def _dispatch_seconds(work: Work, hardware: Hardware) -> float:
-    return (
-        work.chunks * hardware.stage_seconds
-        + work.aggregate_chunks * hardware.aggregate_stage_seconds
-        + work.gradient_chunks * hardware.gradient_stage_seconds
-        + work.transpose_chunks * hardware.transpose_stage_seconds
-        + work.loss_chunks * hardware.loss_stage_seconds
-        + work.exchange_chunks * hardware.exchange_stage_seconds
-        + work.peer_chunks * hardware.peer_stage_seconds
-        + work.calls * hardware.call_seconds
-    )
+    return work.chunks * hardware.chunk_seconds + work.calls * hardware.call_seconds
 
 
 def aggregate_seconds(work: Work, hardware: Hardware) -> float:
-    """Rows from memory, with next to no arithmetic, and a fixed part for every edge."""
-    return (
-        work.summed / hardware.memory_bandwidth
-        + work.transposed / hardware.transpose_bandwidth
-        + work.function / hardware.function_bandwidth
-        + work.fetched / hardware.fetch_bandwidth
-        + work.function_fetched / hardware.function_fetch_bandwidth
-        + work.summed_edges * hardware.edge_seconds
-        + work.transposed_edges * hardware.transpose_edge_seconds
-        + work.function_edges * hardware.function_edge_seconds
-        + work.exponentials * hardware.exponential_seconds
-    )
+    """Rows from memory, with next to no arithmetic."""
+    return work.found / hardware.memory_bandwidth
 
 
 def rowwise_seconds(work: Work, hardware: Hardware) -> float:
-    """Products, bringing and taking away their rows, then everything else that touches rows: one after the other."""
-    rows = work.product_bytes / hardware.product_bandwidth + work.weight_bytes / hardware.weight_bandwidth
-    near = is_near(work.largest, hardware)
-    rows += (work.swept - work.fresh) / (hardware.near_bandwidth if near else hardware.sweep_bandwidth)
-    rows += work.fresh / hardware.fresh_bandwidth
-    return arithmetic_seconds(work, hardware) + rows + work.loss_rows * hardware.loss_row_seconds
-
-
-def arithmetic_seconds(work: Work, hardware: Hardware) -> float:
-    """What the operations of dense products take where their rows are at hand."""
-    return work.flops / hardware.flops + work.weight_flops / hardware.weight_flops
-
-
-def is_near(largest: int, hardware: Hardware) -> bool:
-    """Whether a chunk's tensors stay in the cache from one operation to the next."""
-    return hardware.cache is not None and largest * TENSORS <= hardware.cache
+    """Products, and everything that touches rows in order: one after the other."""
+    return work.swept / hardware.memory_bandwidth + work.flops / hardware.flops

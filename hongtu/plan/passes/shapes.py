@@ -134,14 +134,12 @@ class EdgeSweeps(Counts):
     Attributes:
         walks: how often kernels go over all edges and find the rows of their sources.
         rows: columns of these rows; where kernels add to them, twice.
-        exponentials: per edge.
         destinations, sources, edges: columns of arrays with so many rows, read or written in order.
         calls: operations.
     """
 
     walks: int = 0
     rows: int = 0
-    exponentials: int = 0
     destinations: float = 0
     sources: float = 0
     edges: float = 0
@@ -226,7 +224,6 @@ class NetworkShape:
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
         loss_bytes: what that loss holds for the whole run.
         rows_bytes: what a rank knows of its rows.
-        loss_rows: vertices with a loss, those of several terms once for each.
         repeats: model and loss do the same operations in every epoch, as far as their classes tell.
     """
 
@@ -253,7 +250,6 @@ class NetworkShape:
     edge_loss: bool = False
     loss_bytes: int = 0
     rows_bytes: int = 0
-    loss_rows: int = 0
     repeats: bool = True
 
     @property

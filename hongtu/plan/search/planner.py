@@ -27,6 +27,7 @@ from hongtu.plan.search.grains import Probe, fitting_plans, probed, smallest_bud
 from hongtu.plan.search.residents import choose_residents, every_tensor
 
 SLABS = True, False  # one takes a little more memory; it is the choice where an epoch is predicted to be as fast
+SWEEPS = 2.5  # over a group's rows, that starting it may take as long as
 BESIDE = 8  # groups of chunks: what crosses beside the last of them is little
 
 
@@ -181,11 +182,11 @@ def _unlimited(
 
 
 def _group_size(plan: ExecutionPlan, hardware: Hardware) -> int:
-    """Chunks of a group where starting one takes about as long as a sweep over its rows, and the allocator has the
+    """Chunks of a group where starting one takes about as long as a few sweeps over its rows, and the allocator has the
     memory that a layer wants for them."""
     topology, item = plan.topology, plan.shape.itemsize
     widest = max(plan.passes.width.values()) * item
-    rows = (hardware.stage_seconds + hardware.aggregate_stage_seconds) * hardware.memory_bandwidth / widest
+    rows = SWEEPS * hardware.chunk_seconds * hardware.memory_bandwidth / widest
     size = int(rows / max(topology.num_vertices / (topology.partitions * topology.chunks), 1))
     if hardware.largest_reused is not None:
         inside = max([widest, *(work.widest * item for work in plan.shape.stage_work)])

@@ -21,15 +21,6 @@ from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
 from hongtu.train.tracing.trace import GraphForm, Traced, toy_block, with_edge_data
 
 DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be
-EXPONENTIALS = {  # kernels that take them, and which argument has a column for each
-    "gated_sum": 2,
-    "gated_sum_key_gradient": 2,
-    "gated_sum_transpose": 2,
-    "segment_softmax": 1,
-    "csc_softmax_sum": 3,
-    "csc_softmax_sum_transpose": 3,
-    "csc_softmax_sum_t_gradient": 3,
-}
 
 aten = torch.ops.aten
 UNSEEN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}  # which touch nothing
@@ -43,7 +34,7 @@ class _OnEdges(Operations):
     def __init__(self, itemsize: int) -> None:
         super().__init__()
         self._itemsize, self._columns = itemsize, dict.fromkeys((DESTINATIONS, SOURCES, EDGES), 0.0)
-        self._calls = self._walks = self._rows = self._exponentials = 0
+        self._calls = self._walks = self._rows = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -63,14 +54,11 @@ class _OnEdges(Operations):
         self._walks += bool(found)
         self._rows += sum(x.shape[1] for x in (*found, *(x for x in found if x is tensors[-1])))  # which it adds to
         self._add(*(x for x in tensors if len(x) != SOURCES))
-        if name in EXPONENTIALS:
-            self._exponentials += args[EXPONENTIALS[name]].shape[1]
 
     def counted(self) -> EdgeSweeps:
         return EdgeSweeps(
             walks=self._walks,
             rows=self._rows,
-            exponentials=self._exponentials,
             calls=self._calls,
             destinations=self._columns[DESTINATIONS],
             sources=self._columns[SOURCES],

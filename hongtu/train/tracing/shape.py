@@ -88,7 +88,6 @@ def network_shape(
         loss_bytes=loss.predicted_bytes,
         rows_bytes=artifact.held_bytes,
         trains=loss.trains,
-        loss_rows=loss.loss_rows,
         repeats=network.repeats and loss.repeats,
         learned_input=artifact.learns_features,
         sparse_input=rows,
