@@ -452,7 +452,7 @@ def test_statistics_of_edges_are_refused_and_layer_norm_is_taken(name):
     check(prepare(data), model, lambda m: m(data.x, data.edge_index, data.edge_attr.double()), data)
 
 
-WEIGHED = {
+HOPS = {
     "GatedGraphConv": lambda: pyg.GatedGraphConv(WIDTH, 2), "ARMAConv": lambda: pyg.ARMAConv(WIDTH, 6, 2, 2),
     "TAGConv": lambda: pyg.TAGConv(WIDTH, 6, 2), "ChebConv": lambda: pyg.ChebConv(WIDTH, 6, 3),
     "SSGConv": lambda: pyg.SSGConv(WIDTH, 6, 0.3, 2), "MixHopConv": lambda: pyg.MixHopConv(WIDTH, 2, [0, 1, 2]),
@@ -462,13 +462,13 @@ WEIGHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("first", WEIGHED)
+@pytest.mark.parametrize("first", HOPS)
 def test_layers_of_several_hops_take_the_weights_in_each(first):
     def forward(self, x, edge_index, edge_weight=None):
         beside = (x,) if first == "GCN2Conv" else ()
         return self.b(self.a(x, *beside, edge_index, edge_weight), edge_index)
 
     torch.manual_seed(2)
-    data, model = graph(edge_weight=numbers(E)), net(forward, a=WEIGHED[first](), b=pyg.GraphConv(6, 4))
+    data, model = graph(edge_weight=numbers(E)), net(forward, a=HOPS[first](), b=pyg.GraphConv(6, 4))
     weight = data.edge_weight.double()
     check(prepare(data), model, lambda m: m(data.x, data.edge_index, weight), data)
