@@ -142,8 +142,15 @@ def printable(text: str) -> str:
     return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def has_stderr() -> bool:
+    """Whether this process has a standard error: ``2>&-`` and services leave Python none, or a closed one."""
+    return sys.stderr is not None and not getattr(sys.stderr, "closed", False)
+
+
 def note(text: str) -> None:
     """Tell a person something that is no error, in one line on stderr, where somebody still reads it."""
+    if not has_stderr():
+        return
     with suppress(OSError, ValueError):
         print(f"hongtu: note: {printable(text)}", file=sys.stderr)
 

@@ -335,6 +335,7 @@ def _widened(out: Any, dtype: torch.dtype, seen: dict[int, Tensor]) -> Any:
     return seen[id(out)]
 
 
-def _apart(x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """x, copied where it lies in one of the others."""
-    return x.clone() if storage_id(x) in map(storage_id, others) else x
+def _apart(x: Tensor, others: Sequence[Tensor | SparseInput]) -> Tensor:
+    """x, copied where it lies in one of the others; nothing lies in sparse features."""
+    own = storage_id(x)
+    return x.clone() if any(isinstance(other, Tensor) and storage_id(other) == own for other in others) else x

@@ -121,11 +121,15 @@ def find_mixture(function: Function) -> Mixture | None:
         if look not in function.others:
             function.others[look] = tuple(_changed(x, look) for x in function.given)
         given = function.others[look]
+        flips = _Flips()
         try:
-            trial = _Trial(function, given)
+            with flips if look.others == UNKNOWN else nullcontext():
+                trial = _Trial(function, given)
+            trials = [trial, _Trial(function, given)] if flips.found else [trial]
         except Exception:  # such as a draw with probabilities above 1
             continue
-        sizes = [base.apart(row, trial, row, lost=look.others == UNKNOWN) for row in look.kept]
+        lost = look.others == UNKNOWN and not flips.found
+        sizes = [base.apart(row, other, row, lost=lost) for other in trials for row in look.kept]
         if look.gradients and whole:
             sizes.append(_gradients_apart(whole, trial.gradients(look.kept), look.kept))
         if (size := max(sizes)) > function.near and base.draws_like(trial):
@@ -173,6 +177,29 @@ class _Bounds(Operations):
             numbers = [abs(number) for number in args[1:4] if isinstance(number, int)]
             self.found |= {number for number in numbers if max(args[0].shape) < number < MOST}
         return func(*args, **(kwargs or {}))
+
+
+class _Flips(Operations):
+    """Has comparisons with what is no number hold, which fail without: a threshold of other rows is seen in one of
+    both, in rows of any size."""
+
+    COMPARED = tuple(
+        getattr(getattr(aten, name), of) for name in ("gt", "ge", "lt", "le") for of in ("Tensor", "Scalar")
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self.COMPARED:
+            for x in args[:2]:
+                if isinstance(x, Tensor) and x.is_floating_point() and bool((unknown := x.isnan()).any()):
+                    out, self.found = out | unknown, True
+        return out
 
 
 class _Trial:

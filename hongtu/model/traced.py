@@ -193,10 +193,13 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             if reads:
                 refuse_edges(node, title)
             if len(valued) > 1 and not taken:
-                raise InputError(
-                    f"{title}.forward calls {label(node)} with several things that edges have; do that once before "
-                    "hongtu.preprocess_graph, as data.edge_attr = ..., and take edge_attr"
+                learned = any([*module.parameters()] for other in valued for module, _ in values[other][1])
+                remedy = (
+                    "do that in the forward of one module, which takes edge_attr alone, as self.encoder(edge_attr)"
+                    if learned
+                    else "do that once before hongtu.preprocess_graph, as data.edge_attr = ..., and take edge_attr"
                 )
+                raise InputError(f"{title}.forward calls {label(node)} with several things that edges have; {remedy}")
             raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; write a hongtu.nn.Layer")
         elif node.target is not nn.functional.dropout and all(
             is_expression(user) or _looks_up(user, root) for user in node.users

@@ -53,8 +53,10 @@ class Ranks(Together):
         self._calls = _calls.setdefault(group or dist.group.WORLD, Calls())  # type: ignore[arg-type]
         self._weakly = None if group is None else weakref.ref(group)
         self._pulse = own_pulse(dist.get_rank(), dist.get_world_size()) if self.size > 1 else None
-        self._names = [f"rank {rank}" for rank in range(self.size)]
-        self._names = list(map(str, self.gather(self._names[self.rank] if self._pulse is None else self._pulse.who)))
+        self._names = self._calls.names or [f"rank {rank}" for rank in range(self.size)]
+        if not self._calls.names:  # later ones exchange nothing outside of the methods that are compared
+            who = self._names[self.rank] if self._pulse is None else self._pulse.who
+            self._names = self._calls.names = list(map(str, self.gather(who)))
 
     @property
     def _group(self) -> dist.ProcessGroup | None:

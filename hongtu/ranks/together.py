@@ -38,12 +38,14 @@ class Calls:
         exchanges: that the latest has begun.
         inside: those that are not over, the outermost first.
         trainers: that were made.
+        names: of the ranks, where they have been exchanged.
     """
 
     number: int = 0
     exchanges: int = 0
     inside: list[str] = field(default_factory=list)
     trainers: int = 0
+    names: list[str] = field(default_factory=list)
 
     def here(self, what: str) -> Whereabouts:
         """Where this process is, at its next exchange."""

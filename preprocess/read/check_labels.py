@@ -205,9 +205,11 @@ def check_masks(raw: RawGraph, labelled: np.ndarray, given: Collection[str]) -> 
         unlabelled = np.flatnonzero(masks[split] & ~labelled)
         if len(unlabelled):
             shown = raw.labels[unlabelled[0]] if raw.labels.ndim == 1 else "all nan"
+            signs = raw.labels.ndim == 1 and np.array_equal(np.unique(raw.labels), [-1, 1])
+            of_signs = ", or pass (labels + 1) // 2 where -1 and 1 are two classes" if signs else ""
             raise InputError(
                 f"{raw.name(split)}: contains vertex {unlabelled[0]} (and {len(unlabelled) - 1} more) whose label is "
-                f"{shown}, expected labelled vertices only; clear the mask where there is no label"
+                f"{shown}, expected labelled vertices only; clear the mask where there is no label{of_signs}"
             )
 
 

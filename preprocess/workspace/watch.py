@@ -7,6 +7,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from hongtu.errors import has_stderr
 from hongtu.host import anonymous_bytes
 
 INTERVAL = 0.02  # seconds
@@ -52,7 +53,8 @@ class Progress:
 
     def __enter__(self) -> Progress:
         form = "{desc:<12} {bar} {elapsed}, about {remaining} left{postfix}"
-        self._bar = tqdm(total=sum(SHARES.values()), disable=None, leave=False, bar_format=form)
+        unseen = None if has_stderr() else True  # tqdm asks whether it is a terminal
+        self._bar = tqdm(total=sum(SHARES.values()), disable=unseen, leave=False, bar_format=form)
         return self
 
     def enter(self, stage: str) -> None:

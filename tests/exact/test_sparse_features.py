@@ -85,7 +85,11 @@ MAPPED = {
     "transformer": lambda: two(hnn.TransformerConv(40, 4, heads=2), hnn.Dropout(0.4)),
     "linear": lambda: two(hnn.GCNConv(8, 8), hnn.Dropout(0.5), nn.Linear(40, 8), nn.ReLU()),
     "sgc": lambda: two(hnn.SGConv(40, 8, K=1, input_dropout=0.5)),
-}
+    "written beside them": lambda: two(hnn.GCNConv(8, 8), nn.Linear(40, 8), nn.ReLU(inplace=True)),
+    "two branches": lambda: [(hnn.Dropout(0.5), "x -> y"), (nn.Linear(40, 8), "y -> y"),
+                             (hnn.Dropout(0.5), "x -> z"), (nn.Linear(40, 8), "z -> z"), (torch.mul, "y, z -> h"),
+                             (hnn.GCNConv(8, 3), "h -> h")],
+}  # fmt: skip
 DENSE = {
     "project": lambda: two(hnn.SAGEConv(40, 8, project=True)),
     "activation": lambda: two(hnn.GCNConv(40, 8), nn.Tanh()),

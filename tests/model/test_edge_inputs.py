@@ -383,6 +383,10 @@ def of_several(self, x, edge_index, edge_attr, edge_weight):
     return self.a(x, edge_index, torch.cat([edge_attr, edge_weight.view(-1, 1)], dim=1))
 
 
+def sum_of_two(self, x, edge_index, edge_attr):
+    return self.a(x, edge_index, self.lin(edge_attr[:, :1]) + self.lin(edge_attr[:, 1:]))
+
+
 def mixed(self, x, edge_index, edge_attr):
     return self.a(x, edge_index, edge_attr / edge_attr.max())
 
@@ -399,6 +403,7 @@ def two_kinds(self, x, edge_index, edge_attr):
         (unknown, lambda: {"a": Ends(WIDTH, 4)}, "with edge_attr as its ends, which no layer takes of edges"),
         (two_kinds, WEIGHED["gcn"], r"layers\[1\] \(GCNConv\): is called with another edge_weight than layers\[0\]"),
         (of_several, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=3)}, "cat with several things .* data.edge_attr = "),
+        (sum_of_two, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=3), "lin": Linear(1, 3)}, "add .* of one module"),
         (mixed, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=2)}, "mixes the rows of its input"),
         (features, lambda: {"a": pyg.RGCNConv(WIDTH, 8, 5), "b": pyg.SAGEConv(8, 4)}, "as edge_type"),
     ],

@@ -1002,6 +1002,39 @@ class Whole(torch.nn.Module):
         return self.conv(self.kind(x[:, 0]), edge_index)
 
 
+class Kinds(torch.nn.Module):
+    """Adds up what it looks up of all columns, as OGB's encoders."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = torch.nn.ModuleList([torch.nn.Embedding(7, 4), torch.nn.Embedding(5, 4)])
+
+    def forward(self, x):
+        return sum(kind(x[:, k]) for k, kind in enumerate(self.kinds))
+
+
+class LooksUp(torch.nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.encoder, self.conv, self.change = Kinds(), pyg.GCNConv(4, 3), change
+
+    def forward(self, x, edge_index):
+        return self.conv(self.encoder(self.change(x)), edge_index)
+
+
+def test_an_encoder_of_all_columns_takes_whole_numbers():
+    """As the message says: without, torch's Embedding is given floats."""
+    problem = problems.awkward()
+    x = torch.randint(5, (problem.num_vertices, 2))
+    graph = problems.prepare(replace(problem, features=x.numpy().astype(np.float32)), 2, 3)
+    with pytest.raises(InputError, match=r"\(Kinds\) failed .*; whole numbers are stored as floats; look up x\.long"):
+        hongtu.Trainer(graph, hongtu.from_pyg(LooksUp(lambda x: x)))
+    model = LooksUp(lambda x: x.long())
+    found = hongtu.Trainer(graph, hongtu.from_pyg(model)).predict()
+    expected = model(x, torch.from_numpy(problem.edges))
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
 class Chebyshev(torch.nn.Module):
     """Every normalisation, with the largest eigenvalue left out and given."""
 

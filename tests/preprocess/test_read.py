@@ -231,6 +231,12 @@ REFUSED = {
         [],
         ["val_mask.npy: contains vertex 4", "whose label is -1"],
     ),
+    "labels of two signs": (
+        replaced(labels=np.where(np.arange(24) % 2, 1, -1)),
+        None,
+        [],
+        ["whose label is -1", "or pass (labels + 1) // 2 where -1 and 1 are two classes"],
+    ),
     "mask without multilabel": (
         replaced(labels=multi(5, np.nan)),
         None,

@@ -118,6 +118,21 @@ def test_comments_among_edges_are_said(tmp_path, capsys):
         read(tmp_path, "e.txt", "a b\n# more of it\nb a\n", relabel=True)
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [("3 2", True), ("2 2", True), ("40 2", True), ("1 2", False), ("3 1", False), ("a b", False), ("# 3 2", False)],
+)
+def test_numbers_of_vertices_and_edges_are_read_as_an_edge_with_a_note(first, said, tmp_path, capsys, monkeypatch):
+    """Of two edges, the largest vertex of which is 2."""
+    for block in (1 << 20, 6):
+        monkeypatch.setattr(text_lines, "BLOCK", block)
+        edges = read(tmp_path, "e.txt", f"{first}\n0 1\n1 2\n")
+        assert len(edges) == 2 + first[0].isdecimal()
+        assert ("line 1: is read as an edge, and would be the numbers of" in capsys.readouterr().err) == said
+    read(tmp_path, "e.txt", "3 3 2\n0 1 0.5\n1 2 0.5\n", columns=("source", "destination", "weight"))
+    assert "line 1: is read as an edge" in capsys.readouterr().err
+
+
 # file name -> content
 FORMS = {
     "comma.txt": "0,1\n1,2\n", "space.txt": "0, 1\n1, 2\n", "semicolon.csv": "src;dst\n0;1\n1;2\n",

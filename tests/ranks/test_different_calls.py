@@ -33,7 +33,10 @@ def told(call):
 warnings.simplefilter("ignore")
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 rank = dist.get_rank()
-trainer = hongtu.Trainer(sys.argv[1], [hongtu.nn.GCNConv(6, 4), hongtu.nn.GCNConv(4, 3)], dependencies="comm")
+def make():
+    return hongtu.Trainer(sys.argv[1], [hongtu.nn.GCNConv(6, 4), hongtu.nn.GCNConv(4, 3)], dependencies="comm")
+
+trainer = make()
 trainer.fit(1)
 said = [told(trainer.predict if rank else trainer.evaluate)]
 large = hongtu.Ranks()
@@ -41,6 +44,7 @@ values = large.gather({"of": rank, "rows": torch.arange(5000.0) * rank})  # more
 said.append(f"rows {[float(value['rows'].sum()) for value in values]}")
 said.append(f"told {len(large.told([0.5] * 3000 if rank == 0 else None))}")
 said.append(told(lambda: [*large.each(torch.ones(2, 3 + rank))]))
+another = told(make if rank else trainer.evaluate)
 loss = trainer.train_epoch().loss  # they may go on
 said.append(f"loss {loss!r}")
 if sys.argv[2] == "pickles" and rank:
@@ -56,17 +60,18 @@ elif sys.argv[2] == "waits" and rank:
     said.append(told(dist.barrier))
 else:
     said.append(told(trainer.evaluate))
+said.append(another)
 print("\\n".join(said), flush=True)
 os._exit(0)
 """
-OUTSIDE = r"in none of hongtu's methods, the last was train_epoch \(call 4\)"
-WAITED = r"this rank waited for it before the first pass of evaluate \(call 5\)"
+OUTSIDE = r"in none of hongtu's methods, the last was train_epoch \(call 5\)"
+WAITED = r"this rank waited for it before the first pass of evaluate \(call 6\)"
 LAST = {  # what rank 0 is told in the end
     "pickles": r"(InputError rank 1 \(.*\) sent what is no frame of hongtu \(it begins with .*let nothing else send"
     r"|RankLost rank 1 \(.*\) does not answer)",  # it may be gone first, for torch takes the frame for a length
     "raises": rf"RankLost rank 1 \(.*\) stopped {OUTSIDE}: my own; {WAITED}",
-    "destroys": rf"RankLost rank 1 \(.*train_epoch \(call 4\); {WAITED}",
-    "waits": rf"RankLost rank 1 \(.*train_epoch \(call 4\); {WAITED}",
+    "destroys": rf"RankLost rank 1 \(.*train_epoch \(call 5\); {WAITED}",
+    "waits": rf"RankLost rank 1 \(.*train_epoch \(call 5\); {WAITED}",
 }
 
 
@@ -91,3 +96,6 @@ def test_processes_that_call_different_methods_are_told(what, tmp_path):
         r"InputError rank 1 \(.*\) sends torch.float32 \[2, 4\], this rank torch.float32 \[2, 3\]", said[0][3]
     )
     assert re.match(LAST[what], said[0][5]), said[0][5]
+    assert re.match(
+        r"InputError rank 0 is in evaluate \(call 4\), rank 1 in Trainer of Trainer 2 \(call 4\); every", said[0][6]
+    )

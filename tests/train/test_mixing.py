@@ -172,6 +172,37 @@ def test_statistics_of_the_whole_graph_and_built_in_layers_are_taken(layers: Any
     look(layers(), edges=EdgeData(2, 3))
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda h: torch.where(h > h.mean() + 3 * h.std(), h * 0, h),
+        lambda h: h * ((h - h.mean(0)).abs() <= 4 * h.std(0)),
+        lambda h: h.masked_fill(h.abs() < 1e-3 * h.abs().max(), 0.0),
+        lambda h: h * (h.norm(dim=1) <= 5 * h.norm(dim=1).mean()).unsqueeze(1),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_thresholds_of_all_rows_are_refused_however_few_rows_they_change(part: Any, seed: int) -> None:
+    torch.manual_seed(seed)
+    layers = hongtu.from_pyg(Traced([pyg.GCNConv(F, F), pyg.SAGEConv(F, F)], [[], [], [part]]))
+    with pytest.raises(InputError, match="mixes the rows of its input"):
+        look(layers)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda h: torch.where(h > h.mean(1, keepdim=True), h, h * 0),
+        lambda h: h * (h > 0.5) + (h <= 0.5),
+        lambda h: h.masked_fill(h.abs() < 1e-3 * h.abs().amax(1, keepdim=True), 0.0),
+        lambda h: torch.where(h.isnan(), 0.0, h) * (h.norm(dim=1) <= 5).unsqueeze(1),
+    ],
+)
+def test_thresholds_of_rows_themselves_are_taken(part: Any) -> None:
+    torch.manual_seed(0)
+    look(hongtu.from_pyg(Traced([pyg.GCNConv(F, F), pyg.SAGEConv(F, F)], [[], [], [part]])))
+
+
 def test_thousands_of_columns_are_no_mixing() -> None:
     """Sums of so many numbers are rounded by where rows lie."""
     for seed in range(3):

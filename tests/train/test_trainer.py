@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -200,6 +201,19 @@ def test_fit_shows_progress_on_request(capfd):
     assert "epoch" in shown and "loss" in shown and "val" in shown
     hongtu.Trainer(artifact(), gcn()).fit(2)
     assert capfd.readouterr().err == ""  # not a terminal
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_process_without_standard_error_preprocesses_and_trains(closed, monkeypatch, tmp_path, capsys):
+    """As ``python script.py 2>&-`` and services, where Python has None for it, or a file that somebody closed."""
+    stream = (tmp_path / "stream").open("w")
+    stream.close()
+    monkeypatch.setattr(sys, "stderr", stream if closed else None)
+    graph = problems.prepare(without_val(), 2, 2)
+    trainer = hongtu.Trainer(graph, gcn())
+    for progress in (None, True, False):
+        assert len(trainer.fit(1, progress=progress, eval_every=1)) == 1
+    assert trainer.epoch == 3 and capsys.readouterr().out == ""
 
 
 def test_fit_learns():

@@ -92,10 +92,15 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         text = " ".join(str(error).split())[:200]
         of_edges = f", those of edges {form.edges.features}" if form.edges.features else ""
+        remedy = (
+            "whole numbers are stored as floats; look up x.long()"
+            if "'indices' to have one of the following scalar types: Long" in text
+            else "it must take any number of rows, keep them in the first dimension, and its input width must be that "
+            "of the output before it"
+        )
         raise InputError(
             f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
-            f"{form.features}{of_edges}): {text}; it must take any number of rows, keep them "
-            "in the first dimension, and its input width must be that of the output before it"
+            f"{form.features}{of_edges}): {text}; {remedy}"
         ) from error
 
 

@@ -48,6 +48,8 @@ def open_text(path: Path, names: tuple[str, ...] | None) -> RawGraph:
 def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str] | None = None) -> Iterator[EdgeBlock]:
     """The edges of a file, some megabytes of lines a block; ``notes`` gets what a person should know of them."""
     wanted, typed, comments = np.array(columns[:3]), columns.typed, 0
+    first_edge: tuple[str, int, float] | None = None
+    others, most = -1, -1  # of the edges after it: how many, the largest vertex
     for data, first in read_lines(path, columns.passed):
         text = np.frombuffer(unquote(data, columns.delimiter), dtype=np.uint8)
         spans, lines, passed, bad, kind, found = text_kernels.split(
@@ -69,7 +71,19 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
         )
         third = spans[2]
         weight = None if typed or columns.weight < 0 else _numbers(text, third[0], third[1], where, "weight")
+        if not (columns.header or isinstance(source, list) or isinstance(destination, list)) and len(source):
+            begins = first_edge is None
+            if begins:
+                last = destination if weight is None else weight
+                first_edge = where(0), int(source[0]), float(last[0])
+            others += len(source)
+            most = max(most, *(int(ends[begins:].max(initial=-1)) for ends in (source, destination)))
         yield EdgeBlock(source, destination, weight, where, _names(text, third[0], third[1], where) if typed else None)
+    if notes is not None and first_edge is not None and first_edge[1] >= most and first_edge[2] == others > 0:
+        notes.append(
+            f"{first_edge[0]}: is read as an edge, and would be the numbers of vertices and edges as well; if it is "
+            "that, leave it out"
+        )
     if comments and notes is not None:
         notes.append(f"{path}: lines after the first edge that start with # or % are taken for comments: {comments}")
 
