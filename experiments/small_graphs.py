@@ -143,7 +143,7 @@ def main() -> None:
                 ratio = seconds["hongtu"] / min(of for system, of in seconds.items() if system != "hongtu")
                 found = (f"{system} {of:.2f} s ({row['test'][system]:.3f})" for system, of in seconds.items())
                 print(f"{name} {kind}: {', '.join(found)}; {ratio:.2f} of the fastest other", flush=True)
-                append(options.out, machine("experiments.small_graphs") | row | {"ratio": round(ratio, 3)})
+                append(options.out, machine("small_graphs") | row | {"ratio": round(ratio, 3)})
 
 
 def race(kind: str, artifact: hongtu.Artifact, options: argparse.Namespace) -> dict[str, Any]:

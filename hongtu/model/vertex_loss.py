@@ -43,6 +43,7 @@ class MeanLoss:
         num_classes: number of classes, or columns of the labels.
         original_id: int32 [V].
         of_edges: they are edges, and outputs a decoder's; messages say so.
+        may_be_nan: the loss over a mask whose weights add up to 0, which is refused else.
 
     Attributes:
         bits: uint8 [V], bit k set where term k has a loss; 1 where nothing is trained and an output is wanted.
@@ -64,7 +65,9 @@ class MeanLoss:
         num_classes: int,
         original_id: np.ndarray,
         of_edges: bool = False,
+        may_be_nan: bool = False,
     ) -> None:
+        self._may_be_nan = may_be_nan
         self._giver, self._each, self._all = (
             ("the decoder", "edge", "edges") if of_edges else ("the last layer", "vertex", "vertices")
         )
@@ -331,6 +334,8 @@ class MeanLoss:
             counts = counts * loss.counts(self._labels[mask])
         total = float(counts.sum())
         if total <= 0:
+            if self._may_be_nan:
+                return float("nan")
             raise InputError("loss: the weights of the vertices in its mask add up to 0; expected more")
         return self._terms[k].weight / total
 

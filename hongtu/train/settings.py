@@ -112,10 +112,11 @@ def make_scheduler(scheduler: Callable[[torch.optim.Optimizer], Any], optimizer:
 
 
 def validation_loss(artifact: Artifact, loss: Losses) -> MeanLoss:
-    """The loss over the val mask: of the terms that are over the train mask, where any is, else of all."""
+    """The loss over the val mask: of the terms that are over the train mask, where any is, else of all. As torch's, it
+    is nan where nothing there has a weight."""
     terms = terms_of(loss)
     own = [term for term in terms if isinstance(term.mask, str) and term.mask == "train"] or terms
-    return _mean_loss(artifact, [replace(term, mask="val") for term in own])
+    return _mean_loss(artifact, [replace(term, mask="val") for term in own], may_be_nan=True)
 
 
 def make_optimizer(optimizer: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -191,10 +192,10 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean
 
 
-def _mean_loss(whole: Artifact, loss: Losses) -> MeanLoss:
+def _mean_loss(whole: Artifact, loss: Losses, *, may_be_nan: bool = False) -> MeanLoss:
     return MeanLoss(
         loss, labels=whole.labels, masks=whole.masks, task=whole.task, num_classes=whole.num_classes,
-        original_id=whole.original_id,
+        original_id=whole.original_id, may_be_nan=may_be_nan,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -177,3 +178,14 @@ def test_a_cycle_that_ends_before_the_last_epoch_is_refused(before):
         trainer.fit(6 - before)
     assert trainer.epoch == before
     assert len(trainer.fit(5 - before)) == 5 - before
+
+
+def test_a_validation_loss_over_nothing_is_nan_as_torch_has_it():
+    problem = problems.awkward()
+    weight = np.where(problem.masks["val"], 0.0, 1.0)
+    trainer = make("min", loss=hongtu.LossTerm("cross_entropy", vertex_weight=weight))
+    trainer.fit(2, eval_every=1)
+    assert np.isnan(trainer.scheduler.seen).all() and len(trainer.scheduler.seen) == 2
+    refused = hongtu.LossTerm("cross_entropy", vertex_weight=weight, mask="val")
+    with pytest.raises(InputError, match="weights of the vertices in its mask add up to 0"):
+        make("min", loss=refused)
