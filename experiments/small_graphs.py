@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import hongtu
 import hongtu.nn as hnn
-from hongtu.bench.baselines import edge_index
+from hongtu.bench.baselines import edge_index, whole_graph
 from hongtu.bench.records import append, machine
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess.entry import preprocess_directory
@@ -148,7 +147,9 @@ def main() -> None:
 
 def race(kind: str, artifact: hongtu.Artifact, options: argparse.Namespace) -> dict[str, Any]:
     """Median seconds of all epochs but the first, and mean test accuracies, by system."""
-    graph = whole_graph(artifact)
+    x, y, masks = whole_graph(artifact)
+    widths, edges = (artifact.feature_width, artifact.num_classes), torch.from_numpy(edge_index(artifact))
+    graph = {"widths": widths, "edges": edges, "x": x, "y": y.long(), "masks": masks}
     others: dict[str, Callable[..., Whole]] = {"torch_geometric": partial(of_torch_geometric, matrix=False)}
     if kind == "gcn":
         others["torch_geometric CSR"] = partial(of_torch_geometric, matrix=True)
@@ -170,19 +171,6 @@ def race(kind: str, artifact: hongtu.Artifact, options: argparse.Namespace) -> d
         "epochs": options.epochs,
         "seconds": {system: round(median(x), 3) for system, x in seconds.items()},
         "test": {system: round(mean(x), 4) for system, x in tests.items()},
-    }
-
-
-def whole_graph(artifact: hongtu.Artifact) -> dict[str, Any]:
-    """What the others train on: vertices numbered as they were given."""
-    rows = artifact.sparse_features
-    x, new_id = artifact.features if rows is None else rows.dense(), np.argsort(artifact.original_id)
-    return {
-        "widths": (artifact.feature_width, artifact.num_classes),
-        "edges": torch.from_numpy(edge_index(artifact)),
-        "x": torch.from_numpy(np.asarray(x)[new_id]),
-        "y": torch.from_numpy(artifact.labels[new_id].astype(np.int64)),
-        "masks": {split: torch.from_numpy(artifact.masks[split][new_id]) for split in SPLITS},
     }
 
 

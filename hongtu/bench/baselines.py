@@ -115,11 +115,9 @@ class FullBatch:
         if artifact.learns_features or artifact.task != "multiclass" or artifact.topology.edge_weight is not None:
             raise InputError("baselines: expected an artifact with features, one label a vertex and no edge weights")
         self.edges = torch.from_numpy(edge_index(artifact)).to(device)
-        rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
-        new_id = np.argsort(artifact.original_id)
-        self.features = torch.from_numpy(np.asarray(rows)[new_id]).to(device)
-        self.labels = torch.from_numpy(artifact.labels[new_id]).to(device)
-        self.masks = {name: torch.from_numpy(mask[new_id]).to(device) for name, mask in artifact.masks.items()}
+        features, labels, masks = whole_graph(artifact)
+        self.features, self.labels = features.to(device), labels.to(device)
+        self.masks = {name: mask.to(device) for name, mask in masks.items()}
         self.modules, load = _modules(artifact, model, form)
         for module, layer in zip(self.modules, layers, strict=True):
             load(module, layer.state_dict())
@@ -238,6 +236,14 @@ class DenseProducts:
 
     def scores(self) -> dict[str, float]:
         return {}
+
+
+def whole_graph(artifact: Artifact) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Features [V, F], labels, and masks [V] by split, of vertices numbered as they were given."""
+    rows = artifact.features if artifact.sparse_features is None else artifact.sparse_features.dense()
+    new_id = np.argsort(artifact.original_id)
+    masks = {name: torch.from_numpy(mask[new_id]) for name, mask in artifact.masks.items()}
+    return torch.from_numpy(np.asarray(rows)[new_id]), torch.from_numpy(artifact.labels[new_id]), masks
 
 
 def edge_index(artifact: Artifact) -> np.ndarray:

@@ -132,6 +132,11 @@ class Mask(NamedTuple):
     call: int
     p: float
 
+    @property
+    def scale(self) -> float:
+        """Of the elements that stay."""
+        return 0.0 if self.p == 1 else 1 / (1 - self.p)
+
 
 def epoch_key(context: RowContext, where: torch.device) -> Tensor:
     """int64 [1], at one address of a device for the whole run: the key of (seed, epoch), written anew where these have
@@ -163,19 +168,25 @@ def hashes(ids: np.ndarray, count: int, key: int) -> np.ndarray:
 
 
 def _row_hashes(ids: np.ndarray, key: np.uint64, numbers: np.ndarray) -> np.ndarray:
-    row_R1 = mix.py_func(mix.py_func(ids.astype(np.uint64)) ^ key)[:, None]
-    found: np.ndarray = mix.py_func(row_R1 + numbers * np.uint64(_GOLDEN))
+    found: np.ndarray = mix.py_func(_of_rows(ids, key)[:, None] + numbers * np.uint64(_GOLDEN))
+    return found
+
+
+def _of_rows(ids: np.ndarray, key: np.uint64) -> np.ndarray:
+    """uint64 [R], what all hashes of a row are made of."""
+    found: np.ndarray = mix.py_func(mix.py_func(ids.astype(np.uint64)) ^ key)
     return found
 
 
 def _of_numbers(x: SparseInput, ids: Tensor, mask: Mask) -> SparseInput:
     """The same mask on the numbers that are stored: zeros stay zeros."""
-    row_R = _mix_torch(_mix_torch(ids.long()) ^ _signed(dropout_key(mask.site, mask.call, key=int(mask.key) & _MASK)))
-    row_K = torch.repeat_interleave(row_R, x.start.diff(), output_size=len(x.column))
-    hash_K = _mix_torch(row_K + (x.column >> 1).long() * _signed(_GOLDEN))
-    half_K = torch.where(x.column & 1 > 0, hash_K >> 32, hash_K) & 0xFFFFFFFF
-    scale = 0.0 if mask.p == 1 else 1 / (1 - mask.p)
-    return replace(x, value=(x.value * scale).masked_fill_(half_K < _threshold(mask.p), 0))
+    column, of_call = x.column.numpy(), np.uint64(dropout_key(mask.site, mask.call, key=int(mask.key) & _MASK))
+    row_K = np.repeat(_of_rows(ids.numpy(), of_call), np.diff(x.start.numpy()))
+    hash_K = mix.py_func(row_K + (column >> 1).astype(np.uint64) * np.uint64(_GOLDEN))
+    half_K = np.where(column & 1, hash_K >> np.uint64(32), hash_K) & np.uint64(0xFFFFFFFF)
+    value = x.value * mask.scale
+    value.numpy()[half_K < _threshold(mask.p)] = 0
+    return replace(x, value=value)
 
 
 class _Dropout(torch.autograd.Function):
@@ -196,7 +207,7 @@ class _Dropout(torch.autograd.Function):
 
 def _apply_mask(x_RF: Tensor, ids: Tensor, mask: Mask) -> Tensor:
     key, site, call, p = mask
-    scale, out_RF = 0.0 if p == 1 else 1 / (1 - p), x_RF.new_empty(x_RF.shape)
+    scale, out_RF = mask.scale, x_RF.new_empty(x_RF.shape)
     if not on_numba(x_RF):
         numbers = site, call, _threshold(p), scale
         kernels_for(x_RF).dropout(plain_rows(x_RF), ids.contiguous(), key, *numbers, out_RF)
@@ -226,12 +237,6 @@ def _mix_int(x: int) -> int:
     x = ((x ^ (x >> 30)) * _MIX1) & _MASK
     x = ((x ^ (x >> 27)) * _MIX2) & _MASK
     return x ^ (x >> 31)
-
-
-def _mix_torch(x: Tensor) -> Tensor:
-    for shift, factor in ((30, _MIX1), (27, _MIX2)):
-        x = (x ^ ((x >> shift) & (_MASK >> shift))) * _signed(factor)
-    return x ^ ((x >> 31) & (_MASK >> 31))
 
 
 @compiled

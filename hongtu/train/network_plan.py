@@ -88,7 +88,8 @@ class Job:
         limited = spec.limit is not None or spec.spill is not None or spec.host_dtype or spec.ranks.size > 1
         if limited or spec.hardware.staged or artifact.features is None or artifact.sparse_features is not None:
             return self
-        rows = SparseRows.of_dense(artifact.features)
+        network.set_transform_first(tuple(layer.may_transform_first for layer in network.layers))
+        rows = SparseRows.of_dense(artifact.features) if network.maps_input else None
         if rows is None:
             return self
         sparse = replace(self, artifact=artifact.with_sparse_features(rows))
