@@ -134,8 +134,12 @@ class MeanLoss:
     @property
     def threshold(self) -> float:
         """Above which an output is a yes: probabilities, where a loss takes such, or logits."""
-        of_probabilities = any(isinstance(loss, PerVertex) and loss.of_probabilities for loss in self._losses)
-        return 0.5 if of_probabilities else 0.0
+        return 0.5 if self.of_probabilities else 0.0
+
+    @property
+    def of_probabilities(self) -> bool:
+        """Whether a loss takes outputs from 0 to 1 alone."""
+        return any(isinstance(loss, PerVertex) and loss.of_probabilities for loss in self._losses)
 
     @property
     def label_bytes(self) -> int:

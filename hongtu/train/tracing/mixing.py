@@ -215,7 +215,8 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
     if mixture.place:
         raise InputError(
             f"{title} mixes the rows of its input: what it gives for a row depends on where it lies, or on how many "
-            "there are, and a chunk has other ones than the whole graph; give positions and counts as features"
+            "there are, and a chunk has other ones than the whole graph; give positions and counts as features, and "
+            "aggregate in a way that the longest list of in-edges does not change (aggr='lstm' is no such)"
         )
     raise InputError(
         f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; a module "
