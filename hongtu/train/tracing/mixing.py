@@ -43,17 +43,20 @@ class _Part:
     Attributes:
         given: what comes before it gives, then what belongs to vertices and edges.
         leaves: how many tensors of the former there are.
+        of_edges: whole numbers say where rows lie.
     """
 
     run: Run
     given: Given
     leaves: int
+    of_edges: bool = False
 
     def functions(self, network: Network) -> list[Function]:
         """It, to judge on rows of several kinds, and on rows as they come."""
         kinds = (*map(varied, self.given[: self.leaves]), *self.given[self.leaves :])
         call = partial(_call, network, self.run)
-        return [Function(call, kinds, self.leaves), Function(call, self.given, self.leaves)]
+        codes = not self.of_edges
+        return [Function(call, given, self.leaves, codes=codes) for given in (kinds, self.given)]
 
 
 def refuse_mixing(network: Network, form: GraphForm) -> None:
@@ -148,7 +151,7 @@ def _aggregate_part(
         beside["edge_weight"] = torch.arange(count, dtype=z.dtype) % 4 / 4 + 0.5
     places = torch.tensor(EDGES).view(-1).bool(), torch.arange(ROWS), DEGREE * torch.arange(ROWS)
     run = partial(_aggregate, index, tuple(beside), len(e))
-    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e))
+    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e), of_edges=True)
 
 
 def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Network, given: Given) -> list[Tensor]:
