@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError, OutputError, note
-from hongtu.files import LOCK, PARTIAL, make_directory, not_linked, sync, whole_file
+from hongtu.files import LOCK, LONGEST_TEXT, PARTIAL, make_directory, not_linked, sync, whole_file
 from hongtu.metrics import EpochRecord
 from hongtu.ranks.parent import GRACE, watched_parent
 from hongtu.train.snapshot import read_snapshot, write_snapshot
@@ -124,12 +124,14 @@ class RunDirectory:
 
     def history(self, epoch: int) -> list[dict[str, Any]]:
         """What the log has of the epochs up to this one, as ``Trainer.history``."""
-        try:
-            lines = (self.path / LOG).read_bytes().splitlines(keepends=True)
-        except OSError:
-            return []
-        entries = [json.loads(line) for line in lines if _is_until(line, epoch)]
+        entries = [json.loads(line) for line in self._lines() if _is_until(line, epoch)]
         return [{name: entry.get(name) for name in ("epoch", "loss", "seconds", "metrics")} for entry in entries]
+
+    def _lines(self) -> Iterator[bytes]:
+        """Of the log, where that is a file; what is longer comes in pieces, for a file may be a hole of many GiB."""
+        if (self.path / LOG).is_file():
+            with suppress(OSError), open(self.path / LOG, "rb") as stream:
+                yield from iter(lambda: stream.readline(LONGEST_TEXT), b"")
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write the snapshot of an epoch, whose history is in the log, then remove the oldest of too many."""
@@ -147,8 +149,7 @@ class RunDirectory:
         Raises:
             InputError: naming the newest.
         """
-        lines = self.history(2**63) if (self.path / LOG).is_file() else []  # a pipe may have no end
-        last = max((entry["epoch"] for entry in lines), default=0)
+        last = max((entry["epoch"] for entry in self.history(2**63)), default=0)
         if last > epoch and not self._epochs():
             raise InputError(
                 f"{self.path / LOG}: has an epoch {last}, later than this run's {epoch}; choose another directory"
@@ -184,11 +185,8 @@ class RunDirectory:
             for partial in self.path.glob(f".*{PARTIAL}*"):
                 partial.unlink()
             file = self.path / LOG
-            if not file.is_file():
-                return
-            lines = file.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _is_until(line, epoch)]
-            if kept != lines:
+            kept = [line for line in self._lines() if _is_until(line, epoch)]
+            if file.is_file() and sum(map(len, kept)) != file.stat().st_size:
                 with whole_file(file) as partial:
                     partial.write_bytes(b"".join(kept))
         except OSError as error:
