@@ -274,7 +274,7 @@ def newest_snapshot(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: when there is none.
     """
-    if not Path(path).exists():
+    if not Path(path).is_file() and not Path(path).is_dir():
         raise InputError(f"{path}: no such snapshot, and holds no run; start one with `hongtu train --run`")
     if not Path(path).is_dir():
         return Path(path)
