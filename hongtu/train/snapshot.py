@@ -206,18 +206,17 @@ def snapshot_version(path: Path) -> int | None:
 
 
 def _check_hash(path: Path, version: int = VERSION) -> None:
-    length = len(_last_line("0" * 64, version))
-    with open(path, "rb") as stream:
-        left = max(0, os.fstat(stream.fileno()).st_size - length)
-        digest = hashlib.blake2b(digest_size=32)
-        while block := stream.read(min(BLOCK, left)):
-            digest.update(block)
-            left -= len(block)
-        found = stream.read()
-    there = snapshot_version(path)
-    if there is not None and there != version:
+    there, found, digest = snapshot_version(path), b"", hashlib.blake2b(digest_size=32)
+    if there not in (None, version):
         remedy = f"`hongtu migrate {path} OUT` takes its weights" if there == 1 else "use the hongtu that wrote it"
         raise InputError(f"{path}: snapshot version {there}, this hongtu reads version {version}; {remedy}")
+    if there is not None:  # else it may be a hole of many GiB
+        with open(path, "rb") as stream:
+            left = max(0, os.fstat(stream.fileno()).st_size - len(_last_line("0" * 64, version)))
+            while block := stream.read(min(BLOCK, left)):
+                digest.update(block)
+                left -= len(block)
+            found = stream.read()
     if found != _last_line(digest.hexdigest(), version):
         raise InputError(f"{path}: not a snapshot, or damaged: its hash differs; use another snapshot")
 
