@@ -188,7 +188,7 @@ def _table_names(content: bytes, ending: str) -> Any:
     cells = _cells(content, ending)
     ends = _ends(cells)
     if not all(isinstance(end, int) and end < 2**63 for column in ends for end in column):
-        ends = [[str(end) for end in column] for column in ends]
+        ends = [[end.decode() if isinstance(end, bytes) else str(end) for end in column] for column in ends]
     weight = cells.get("weight") or None
     return _numbered(list(zip(*ends)), None if weight is None else np.array(weight, np.float64).astype(np.float32))
 
