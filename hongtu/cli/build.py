@@ -32,7 +32,8 @@ def make_layers(config: ModelConfig, artifact: Artifact, classes: int | None = N
         classes = config.hidden if artifact.task == "links" else artifact.num_classes
     if config.modules:
         widths = {"features": artifact.feature_width, "classes": classes}
-        return [named_call(text, (hongtu.nn, nn), "modules", widths)() for text in config.modules]
+        calls = {text: named_call(text, (hongtu.nn, nn), "modules", widths) for text in config.modules}
+        return [_made(f"--modules {text!r}", lambda call: call())(calls[text]) for text in config.modules]
     if ":" in config.model:
         made = own_model(config.model, artifact)
         return list(made) if isinstance(made, list | tuple) else from_pyg(made)
