@@ -181,7 +181,7 @@ def refused_as(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError) as error:
+    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, ArithmeticError) as error:
         if type(error).__module__ != "builtins":  # ours, or memory that ran out
             raise
         raise InputError(f"{what}: {' '.join(str(error).split())}; {remedy}") from error

@@ -108,6 +108,8 @@ def test_optimizers_that_know_no_weight_decay_run(artifact, capsys):
         ("--modules", "GCNConv(open('x'), 3)", "open('x') is no plain value; expected a name and plain values"),
         ("--modules", "GCNConv(3", "modules 'GCNConv(3': '(' was never closed; expected a name and plain values"),
         ("--modules", "Linear()", "--modules 'Linear()': Linear.__init__() missing 2 required positional arguments"),
+        ("--scheduler", "StepLR('x')", "--scheduler \"StepLR('x')\": unsupported operand type(s) for %"),
+        ("--scheduler", "CosineAnnealingLR(0)", "--scheduler 'CosineAnnealingLR(0)': integer modulo by zero"),
         ("--modules", "Transformer(nhead=7)", "embed_dim must be divisible by num_heads"),
         ("--modules", "JumpingKnowledge(9)", "'int' object has no attribute 'lower'"),
         ("--host-memory", "5%", "only device_memory (--device-memory) may be a percentage"),
