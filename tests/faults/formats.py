@@ -8,6 +8,7 @@ import io
 import pickle
 import re
 import tempfile
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -303,8 +304,8 @@ def _zipped(**arrays: np.ndarray) -> bytes:
 
 
 def _zip_member(content: bytes, name: str) -> np.ndarray:
-    with np.load(io.BytesIO(content), allow_pickle=False) as found:
-        return found[name]
+    with zipfile.ZipFile(io.BytesIO(content)) as found:  # other bytes may stand before an archive
+        return np.load(io.BytesIO(found.read(f"{name}.npy")), allow_pickle=False)
 
 
 BINARY = {
