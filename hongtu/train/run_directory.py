@@ -54,9 +54,6 @@ class RunDirectory:
             InputError: at once, naming who writes here.
         """
         there, place, mine = self.path.is_dir(), os.path.realpath(self.path), list[int | None]()
-        if make and not there:
-            with suppress(OSError):  # whoever writes here says so
-                self.path.mkdir(parents=True)
 
         def release() -> None:
             while mine:
@@ -67,12 +64,15 @@ class RunDirectory:
                     with suppress(OSError):
                         os.unlink(self.path / LOCK)
                     os.close(lock)
-                    if not there:
-                        with suppress(OSError):  # it is not empty, as a rule
-                            self.path.rmdir()
+            if make and not there:
+                with suppress(OSError):  # it is not empty, as a rule
+                    self.path.rmdir()
 
         try:
             try:
+                if make and not there:
+                    with suppress(OSError):  # whoever writes here says so
+                        self.path.mkdir(parents=True)
                 self._take(place, mine)
                 yield
             finally:
