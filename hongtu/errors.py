@@ -181,8 +181,8 @@ def refused_as(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        if type(error) not in (TypeError, ValueError, RuntimeError, NotImplementedError, IndexError):  # ours, or memory
+    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, ArithmeticError, LookupError) as error:
+        if type(error).__module__ != "builtins":  # ours, or memory that ran out
             raise
         raise InputError(f"{what}: {' '.join(str(error).split())}; {remedy}") from error
 

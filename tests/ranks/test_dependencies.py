@@ -584,6 +584,7 @@ def test_learned_embeddings_are_fetched(tmp_path, layers, strategy):
         if before is not None:
             trainer.load(before)
         found = training.train(trainer, 2)
+        assert trainer.record.peak_bytes["pageable host"] == trainer.plan.host_bytes["pageable host"]
         trainer.save(after)
         return found, trainer.evaluate(), trainer.predict(), trainer.gradients()[NAME], trainer.state()["embedding"]
 
