@@ -90,8 +90,7 @@ clean:  ## remove the virtual environment, caches and build products
 
 $(FLOOR).txt: pyproject.toml
 	sed '/^\[dependency-groups\]/,$$d' pyproject.toml | grep -oE '"[A-Za-z0-9_-]+>=[0-9.]+' | sed 's/"//; s/>=/==/' \
-	    | grep -vE '^(setuptools|cuda-bindings|torch)=' > $@
-	grep '^torch==' constraints.txt >> $@  # an older one comes as gigabytes of its CUDA build
+	    | grep -vE '^(setuptools|cuda-bindings)=' > $@
 
 $(VENV)/.runtime: $(REQUIREMENTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
