@@ -135,6 +135,12 @@ for room in ("graph", "preprocess", "plan"):
 from hongtu.graph.artifact import open_artifact
 from hongtu.plan.report import lookahead_summary
 print(sorted(lookahead_summary(open_artifact("a").topology)))
+from hongtu.hardware import CPU
+from hongtu.plan.cost.seconds import predict_seconds
+from tests import tiny
+for shape in (tiny.GCN, tiny.GAT):
+    plan = tiny.plan(shape, "full")
+    assert plan.program.train and plan.bytes and plan.peak_bytes and predict_seconds(plan, CPU).total
 from hongtu.cuda_ext import compile, driver, sources
 try:
     assert compile.cubin("rows.cu", "sm_90")[:4] == b"\\x7fELF"
