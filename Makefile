@@ -40,7 +40,8 @@ test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU (REST=
 	$(TESTS) $(if $(REST),--rest)
 
 test-dev: $(VENV)/.dev  ## `make test` in Python's development mode, where a warning of this repository's code is an error
-	PYTHONDEVMODE=1 $(TESTS) --sample -o 'filterwarnings=error:::(hongtu|tests|experiments)(\.|$$)'
+	PYTHONDEVMODE=1 $(TESTS) --sample -o 'filterwarnings=error:::(hongtu|tests|experiments)(\.|$$)' \
+	    -W 'ignore:Sparse:UserWarning'  # torch's notices that sparse tensors are young, and not checked
 
 test-floor: $(FLOOR).txt  ## `make test` with the lowest versions that pyproject.toml names, in an environment of its own
 	$(MAKE) test VENV=$(FLOOR) CONSTRAINTS=$(FLOOR).txt
