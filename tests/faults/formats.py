@@ -338,7 +338,7 @@ PLANETOID = _planetoid()
 
 _OF_PICKLES = {
     "csr_matrix": scipy.sparse.csr_matrix, "ndarray": np.ndarray, "dtype": np.dtype, "defaultdict": defaultdict,
-    "_reconstruct": np._core.multiarray._reconstruct, "scalar": np._core.multiarray.scalar, "list": list,
+    "_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0], "list": list,
     "object": object, "_reconstructor": copyreg._reconstructor, "encode": lambda text, _: text.encode("latin1"),
 }  # fmt: skip
 

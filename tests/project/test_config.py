@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields
 
 import numpy as np
@@ -117,7 +118,7 @@ def test_auto_chunks(vertices, chunks):
 
 def test_every_field_is_documented():
     for field in fields(PreprocessConfig):
-        assert f"        {field.name}: " in PreprocessConfig.__doc__, field.name
+        assert f"\n    {field.name}: " in inspect.getdoc(PreprocessConfig), field.name
 
 
 def test_partitioners_are_those_of_the_registry():

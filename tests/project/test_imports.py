@@ -19,6 +19,7 @@ NAMED = {
     "google": "tensorboard",
     "sklearn": "scikit_learn",
 }
+STANDARD = {*sys.stdlib_module_names, "tomllib"}  # the last since 3.11
 OF_GIT = {"sar"}  # a baseline that no registry has; docs/benchmarks.md says how to install it
 # imported at the top of a file that is only reached where the package is there
 GUARDED = {
@@ -67,7 +68,7 @@ def imported(tree, *, at_the_top):
             found |= {name.split(".")[0] for name in names if isinstance(name, str)}
         elif not at_the_top or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try | ast.If):
             left += ast.iter_child_nodes(node)
-    return {NAMED.get(name, name) for name in found - set(sys.stdlib_module_names) if name.isidentifier()}
+    return {NAMED.get(name, name) for name in found - STANDARD if name.isidentifier()}
 
 
 def undeclared(name, tree):
@@ -135,6 +136,12 @@ for room in ("graph", "preprocess", "plan"):
 from hongtu.graph.artifact import open_artifact
 from hongtu.plan.report import lookahead_summary
 print(sorted(lookahead_summary(open_artifact("a").topology)))
+from hongtu.hardware import CPU
+from hongtu.plan.cost.seconds import predict_seconds
+from tests import tiny
+for shape in (tiny.GCN, tiny.GAT):
+    plan = tiny.plan(shape, "full")
+    assert plan.program.train and plan.bytes and plan.peak_bytes and predict_seconds(plan, CPU).total
 from hongtu.cuda_ext import compile, driver, sources
 try:
     assert compile.cubin("rows.cu", "sm_90")[:4] == b"\\x7fELF"
