@@ -155,7 +155,7 @@ with joined(timeout=5) as ranks:
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize(
     ("what", "norm", "said", "layer"),
     [("raise MemoryError('no more')", "", r"rank 1 \(.*, pid \d+\) stopped in pass 'f\w+ \d': no more", 1),
@@ -214,7 +214,7 @@ if sys.argv[1] == "destroyed":
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("how", ["destroyed", "left"])
 def test_the_threads_of_a_group_end_before_python_does(how, tmp_path):
     """Else one that lets go of a tensor ends the process with SIGABRT."""
