@@ -236,7 +236,7 @@ print(torch.get_num_threads(), hongtu.threads.num_threads())
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("by", ["environment", "torch", "torch last"])
 def test_the_number_of_threads_that_was_said_stays(by, tmp_path):
     there = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}  # MKL has one, too

@@ -102,6 +102,7 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     assert "torchrun started 2" in hongtu_on(2, tmp_path, "info", artifact)[2]
 
 
+@pytest.mark.long
 def test_a_rank_that_ends_before_it_joins_is_heard(artifact):
     """Another machine's torchrun would not stop this one."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
