@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hongtu.cli.settings import _toml
-from tests.project.test_rooms import MODULES, ROOT
+from tests.project.test_rooms import ROOT, modules, parsed
 
 PROJECT = _toml(ROOT / "pyproject.toml")
 # packages whose import has another name
@@ -79,7 +79,7 @@ def undeclared(name, tree):
 
 
 def test_the_package_imports_what_is_declared():
-    wrong = {name: found for name, tree in MODULES.items() if (found := undeclared(name, tree))}
+    wrong = {name: found for name, tree in modules().items() if (found := undeclared(name, tree))}
     assert not wrong
 
 
@@ -107,12 +107,12 @@ def test_tests_and_experiments_import_what_is_declared():
     local = {"hongtu", "tests", "experiments", "graphs"}
     for folder in ("tests", "experiments", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
-            wrong = imported(ast.parse(path.read_text()), at_the_top=False) - RUNTIME - EXTRAS - GROUPS - OF_GIT - local
+            wrong = imported(parsed(path), at_the_top=False) - RUNTIME - EXTRAS - GROUPS - OF_GIT - local
             assert not wrong, f"{path}: {wrong}"
 
 
 def test_what_is_declared_is_imported():
-    everything = set().union(*(imported(tree, at_the_top=False) for tree in MODULES.values()))
+    everything = set().union(*(imported(tree, at_the_top=False) for tree in modules().values()))
     built_upon = {"torch_scatter"}  # by torch_sparse
     named = {"tensorboard", "wandb", "mlflow"}  # by hongtu.callbacks, as arguments
     assert (RUNTIME | EXTRAS) - everything - built_upon - named - {"tomli"} == set()
@@ -162,7 +162,7 @@ def names_of(path):
     """What a module has at its top, whatever of it runs."""
     found = {file.stem for file in path.parent.glob("*.py")} if path.name == "__init__.py" else set()
     found |= {folder.name for folder in path.parent.iterdir() if folder.is_dir()} if found else set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -176,7 +176,7 @@ def test_whatever_is_imported_of_the_project_is_there():
     """In experiments, too, which few tests run."""
     known, missing = {}, []
     for path in [*ROOT.glob("experiments/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
             if module is None or module.split(".")[0] not in ("hongtu", "experiments", "tests"):
                 continue
