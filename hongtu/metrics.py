@@ -3,8 +3,8 @@
 ``load, pull, push, flush`` move sparse rows (host->device, peer->device, device->peer gradient, device->host
 gradient); ``read`` and ``write`` move a chunk's own contiguous rows (host->device, device->host); ``topology``
 moves chunk structure and plan arrays (host->device). ``fetch`` and ``send`` move sparse rows between ranks: values from
-their owners, gradients to them; counted where they are read. ``disk`` moves rows that host memory does not hold, to
-and from files.
+their owners, gradients to them; counted where they are read. What moves to and from a memory below the host's counts
+under the memory's name: ``disk``, rows in files.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from typing import Any
 
 from hongtu.config import size
 
-LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send", "disk")
+LINKS = ("load", "pull", "push", "flush", "read", "write", "topology", "fetch", "send")
 ROW_LINKS = ("load", "pull", "push", "flush", "fetch", "send")
+BELOW = {"disk": "disk_link"}  # memories of rows that the host does not hold; of each, its rate in hardware profiles
 
 
 @dataclass(kw_only=True)
 class Traffic:
     """Bytes per link, rows for the sparse links, and (measured only) seconds per phase: the links and compute."""
 
-    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LINKS, 0))
+    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*LINKS, *BELOW), 0))
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROW_LINKS, 0))
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), compare=False)
 
@@ -38,12 +39,12 @@ class Traffic:
 
     def clear(self) -> None:
         """Start counting again."""
-        self.bytes, self.rows = dict.fromkeys(LINKS, 0), dict.fromkeys(ROW_LINKS, 0)
+        self.bytes, self.rows = dict.fromkeys(self.bytes, 0), dict.fromkeys(ROW_LINKS, 0)
         self.seconds.clear()
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
-            bytes={link: self.bytes[link] + other.bytes[link] for link in LINKS},
+            bytes={link: nbytes + other.bytes[link] for link, nbytes in self.bytes.items()},
             rows={link: self.rows[link] + other.rows[link] for link in ROW_LINKS},
         )
 

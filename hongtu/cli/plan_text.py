@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hongtu.config import size
+from hongtu.metrics import BELOW
 
 _ORDERS = {"input": "input order", "paper": "Algorithm 4's order"}
 
@@ -78,7 +79,8 @@ def counts_table(result: dict[str, Any], model: dict[str, Any]) -> str:
         rows.append((f"{name}, peak", *(size(kind["peak_bytes"].get(name, 0)) for kind in kinds.values())))
     if not all(kind["hubs"] for kind in kinds.values()):
         rows.append(("hubs' in-edges", *("as they are" if kind["hubs"] else "spread" for kind in kinds.values())))
-    links = {"host": ("load", "flush", "read", "write", "topology"), "peer": ("pull", "push"), "disk": ("disk",)}
+    links = {"host": ("load", "flush", "read", "write", "topology"), "peer": ("pull", "push")}
+    links |= {memory: (memory,) for memory in BELOW}
     for link, names in links.items():
         moved = [sum(kind["bytes"][name] for name in names) for kind in kinds.values()]
         if any(moved):
@@ -204,8 +206,8 @@ def _pass_table(result: dict[str, Any]) -> list[str]:
     v = result["vertices"]
     header = ("pass", "host rows", "/ |V|", "host link", "peer rows", "peer link", "own rows", "structure", "slots",
               "device peak", "seconds")  # fmt: skip
-    spills = result["bytes"]["disk"] > 0
-    rows = [(*header, "disk") if spills else header]
+    below = [memory for memory in BELOW if result["bytes"][memory]]
+    rows = [(*header, *below)]
     epoch = {"name": "epoch", "slots": [], "arena_bytes": {}, "seconds": result["seconds_per_epoch"]}
     for p in [*result["passes"], epoch | {"rows": result["rows"], "bytes": result["bytes"]}]:
         moved, count = p["bytes"], p["rows"]
@@ -223,7 +225,7 @@ def _pass_table(result: dict[str, Any]) -> list[str]:
             _range(p["slots"]),
             size(peak) if peak else "",
             f"{p['seconds']:.2g}",
-            *([size(moved["disk"])] if spills else []),
+            *(size(moved[memory]) for memory in below),
         ))  # fmt: skip
     return _columns(rows)
 

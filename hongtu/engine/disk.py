@@ -1,16 +1,12 @@
-"""Rows that host memory does not hold: in one file without a name, which is gone when its process is.
+"""Rows that host memory does not hold: what goes between the host's windows and the memories below (``stores.py``).
 
-Staging memory of the host stands between the file and everything else: what recalls rows fills it, what spills rows
-empties it. All is work of the disk's own stream, and NumPy's: Torch would start OpenMP threads for a
-thread more, and with more of them than processors none waits for another without sleeping.
+Staging memory of the host stands between these and everything else: what recalls rows fills it, what spills rows
+empties it. All is work of the stream ``disk``.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from time import perf_counter
 
@@ -20,103 +16,91 @@ from torch import Tensor
 
 from hongtu.device.base import Device, Stores
 from hongtu.device.memory import as_numpy
-from hongtu.engine.blocks import Blocks
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.host_store import HostStore
-from hongtu.engine.reads import Reads
-from hongtu.errors import OutputError
+from hongtu.engine.stores import STORES, File, Store
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout, Kept
 from hongtu.plan.program.moves import Ref
-from hongtu.plan.program.on_disk import Bucket, Laid, Summed, Target
+from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Laid, Summed, Target
 
 CAST = 1 << 16  # bytes that are cast at a time: torch takes no threads for so few
 
 
 class Disk:
-    """A file, and what goes to and from it.
+    """The memories below the host, and what goes to and from them.
 
     Args:
-        directory: where the file is.
-        layout: of all that it will hold; its bytes are taken now, so that the disk cannot be full later.
+        directory: where files are.
+        layout: of all that they will hold.
         traffic: counter that every copy adds to.
         host: rows that are in memory.
         features: of the artifact, where they stay in their file.
 
     Raises:
-        OutputError: when the file cannot be made.
+        OutputError: when a file cannot be made.
     """
 
     def __init__(
         self, directory: str, layout: DiskLayout, traffic: Traffic, host: HostStore, features: np.ndarray | None
     ) -> None:
-        self._directory, self._traffic, self._host = directory, traffic, host
-        try:
-            self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - as long as the engine
-            file = self._file.fileno()
-            if layout.nbytes:
-                os.posix_fallocate(file, 0, layout.nbytes)
-            self._blocks, self._reads = Blocks(file, layout.nbytes, layout.ends), Reads(file)
-        except OSError as error:
-            raise OutputError(directory, error) from error
-        self._given = None
+        self._traffic, self._host = traffic, host
+        self._stores = {memory: STORES[memory](directory, n, layout.ends) for memory, n in layout.nbytes.items()}
+        self._artifact: File | None = None
         if isinstance(features, np.memmap):
-            self._given, self._offset = open(str(features.filename), "rb", buffering=0), features.offset  # noqa: SIM115
-            self._reads_given = Reads(self._given.fileno())
+            path, self._offset = str(features.filename), features.offset
+            self._artifact = File(open(path, "rb", buffering=0), path)  # noqa: SIM115 - as long as the engine
 
     def close(self) -> None:
-        """Free its space."""
-        self._blocks.close()
-        self._reads.close()
-        self._file.close()
-        if self._given is not None:
-            self._reads_given.close()
-            self._given.close()
+        """Free their space."""
+        for store in self._stores.values():
+            store.close()
+        if self._artifact is not None:
+            self._artifact.close()
 
     @property
-    def nbytes(self) -> int:
-        """What the file holds."""
-        return os.fstat(self._file.fileno()).st_size
+    def nbytes(self) -> dict[str, int]:
+        """What every memory holds."""
+        return {memory: store.nbytes for memory, store in self._stores.items()}
 
     # -------------------------------------------------------------------------------------------------- instructions
 
     def recall(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows come to staging memory, and are added up there."""
-        into = _staging(there, chunk)
-        if not isinstance(there.rows, Summed):
-            self._recall_given(there, into, chunk)
+        if there.rows is ARTIFACT:
+            self._recall_given(there, chunk)
             return
-        first, end = _span(there, chunk)
+        assert isinstance(there.rows, Summed)
+        into, (first, end) = _staging(there, chunk), _span(there, chunk)
         where = chunk.i, chunk.own_number, first, end, _row_bytes(into)
         pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
         if there.rows.straight:
-            self._read_chunk(self._reads, next(pieces).begin, there, chunk)
+            self._read_chunk(self._stores[there.where], next(pieces).begin, there, chunk)
             return
         as_numpy(into).fill(0)
         for piece in pieces:
             rows = chunk.device.beside(f"parts {there.tensor}", 0)[: piece.rows]
-            self._read(piece.begin, rows)
+            self._read(there.where, piece.begin, rows)
             taken = as_numpy(rows) if piece.take is None else as_numpy(rows)[piece.take]
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
             put_rows_alone(taken, as_numpy(into), piece.row - np.int32(first), flags)
 
-    def _recall_given(self, there: Ref, into: Tensor, chunk: Chunk) -> None:
-        """Those of a tensor that the artifact has."""
-        assert self._given is not None
-        start = perf_counter()
-        begin = self._offset + chunk.first * into.shape[1] * torch.float32.itemsize
-        if into.dtype == torch.float32:
-            self._read_chunk(self._reads_given, begin, there, chunk)
-            return
+    def _recall_given(self, there: Ref, chunk: Chunk) -> None:
+        """Those of a tensor that the artifact has, in float32."""
+        assert self._artifact is not None
+        start, into = perf_counter(), _staging(there, chunk)
         row = into.shape[1] * torch.float32.itemsize
-        with self._reading(self._reads_given):
-            for part in into.split(max(1, CAST // max(row, 1))):
-                rows = np.empty(part.shape, np.float32)
-                self._reads_given.read(begin, rows.reshape(-1).view(np.uint8))
-                part.copy_(torch.from_numpy(rows))
-                begin += rows.nbytes
-        self._count(len(into) * row, start)
+        begin = self._offset + chunk.first * row
+        if into.dtype == torch.float32:
+            self._read_chunk(self._artifact, begin, there, chunk)
+            return
+        for part in into.split(max(1, CAST // max(row, 1))):
+            rows = np.empty(part.shape, np.float32)
+            self._artifact.read(begin, rows.reshape(-1).view(np.uint8))
+            part.copy_(torch.from_numpy(rows))
+            begin += rows.nbytes
+        self._count(there.where, len(into) * row, start)
 
     def recall_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch loads, by row, into set ``number`` of staging memory, for device ``i``."""
@@ -129,72 +113,50 @@ class Disk:
             places = there.kept.places(np.sort(picks.column("row", i, batch)))
             np.take(as_numpy(self._host[there.tensor]), places, axis=0, out=as_numpy(into)[:here], mode="clip")
         rows = into[here : here + lies.stop - lies.start]
-        self._read(region.begin[i] + lies.start * _row_bytes(into), rows)
+        self._read(there.where, region.begin[i] + lies.start * _row_bytes(into), rows)
 
     def spill(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
         rows, first = _staging(there, chunk), _span(there, chunk)[0]
         assert isinstance(there.rows, Laid)
-        self._put(rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows)))
+        self._put(there.where, rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows)))
 
     def spill_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch flushes, from set ``number`` of staging memory, to each chunk's place."""
         rows = device.beside(f"bucket {there.tensor}", number)
         assert isinstance(there.rows, Bucket)
-        self._put(rows, there.rows.places(i, batch, _row_bytes(rows)))
+        self._put(there.where, rows, there.rows.places(i, batch, _row_bytes(rows)))
 
-    # ------------------------------------------------------------------------------------------------------ the file
+    # ------------------------------------------------------------------------------------------------------ the rows
 
-    def _put(self, rows: Tensor, places: Iterable[Target]) -> None:
+    def _put(self, memory: str, rows: Tensor, places: Iterable[Target]) -> None:
         for begin, which in places:
             taken = rows[which] if isinstance(which, slice) else torch.from_numpy(as_numpy(rows).take(which, axis=0))
-            self._write(begin, taken)
+            self._write(memory, begin, taken)
 
-    def _write(self, begin: int, rows: Tensor) -> None:
+    def _write(self, memory: str, begin: int, rows: Tensor) -> None:
         start, data = perf_counter(), _bytes_of(rows)
-        try:
-            self._blocks.put(begin, data)
-        except OSError as error:
-            raise OutputError(self._directory, error) from error
-        self._count(len(data), start)
+        self._stores[memory].write(begin, data)
+        self._count(memory, len(data), start)
 
-    def _read(self, begin: int, rows: Tensor) -> None:
+    def _read(self, memory: str, begin: int, rows: Tensor) -> None:
         start, data = perf_counter(), _bytes_of(rows)
-        self._settle(begin, len(data))
-        with self._reading(self._reads):
-            self._reads.read(begin, data)
-        self._count(len(data), start)
+        self._stores[memory].read(begin, data)
+        self._count(memory, len(data), start)
 
-    def _read_chunk(self, reads: Reads, begin: int, there: Ref, chunk: Chunk) -> None:
-        """The chunk's rows, as they lie in a file from a byte on; its staging memory begins where they come to."""
+    def _read_chunk(self, store: Store | File, begin: int, there: Ref, chunk: Chunk) -> None:
+        """The chunk's rows, as they lie from a byte on; its staging memory begins where they come to."""
         start, rows = perf_counter(), _staging(there, chunk)  # perhaps not all, where they began in it before
         first, end = _span(there, chunk)
         nbytes = (end - first) * _row_bytes(rows)
-        if reads is self._reads:
-            self._settle(begin, nbytes)
-        with self._reading(reads):
-            if chunk.device.queues:  # copies of what is at the beginning
-                reads.read(begin, _bytes_of(rows))
-            else:
-                chunk.device.fill_beside(f"disk {there.tensor}", chunk.set, partial(reads.read_within, begin, nbytes))
-        self._count(nbytes, start)
+        if chunk.device.queues:  # copies of what is at the beginning
+            store.read(begin, _bytes_of(rows))
+        else:
+            chunk.device.fill_beside(f"disk {there.tensor}", chunk.set, partial(store.read_within, begin, nbytes))
+        self._count(there.where, nbytes, start)
 
-    @contextmanager
-    def _reading(self, reads: Reads) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            path = self._directory if reads is self._reads or self._given is None else self._given.name
-            raise OutputError(path, error, read=True) from error
-
-    def _settle(self, begin: int, nbytes: int) -> None:
-        try:
-            self._blocks.settle(begin, begin + nbytes)
-        except OSError as error:
-            raise OutputError(self._directory, error) from error
-
-    def _count(self, nbytes: int, start: float) -> None:
-        self._traffic.add("disk", nbytes, seconds=perf_counter() - start)
+    def _count(self, memory: str, nbytes: int, start: float) -> None:
+        self._traffic.add(memory, nbytes, seconds=perf_counter() - start)
 
 
 def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, host: Tensor) -> None:

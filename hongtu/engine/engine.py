@@ -67,7 +67,7 @@ class Engine:
         check_host(needed(plan, has_devices=backend.on_host) - there)
         if plan.spilled:
             assert spill is not None
-            check_disk(spill, plan.disk.nbytes)
+            check_disk(spill, plan.disk.nbytes.get("disk", 0))
         self.artifact, self.network, self.plan, self.loss = artifact, network, plan, loss
         self._embedding = embedding
         self.setup: EpochRecord | None = None
@@ -199,7 +199,7 @@ class Engine:
 
     def record(self, epoch: int, loss: float, seconds: float) -> EpochRecord:
         """What was counted since ``reset_counters``."""
-        beside = self.host.peak_bytes | ({} if self._disk is None else {"disk": self._disk.nbytes})
+        beside = self.host.peak_bytes | ({} if self._disk is None else self._disk.nbytes)
         peaks = {d.name: d.peak for d in self._devices} | beside
         self.peaks = {name: max(peak, self.peaks.get(name, 0)) for name, peak in peaks.items()}
         return EpochRecord(

@@ -6,7 +6,7 @@ the checkpoints there, gradients accumulated on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -262,21 +262,25 @@ class Instructions:
         for device, slots in zip(self.devices, self._at(x.at), strict=True):
             device.zero_rows(device.buffer(x.at.tensor), slots)
 
-    # ------------------------------------------------------------------------------------------------------ the disk
+    # ------------------------------------------------------------------------------------------------- below the host
 
-    def _on_disk(self, x: Copy) -> None:
-        """Of every device a bucket, or of every chunk its rows, if they are there."""
-        there = x.there
+    def recall(self, x: Copy) -> None:
+        assert self.disk is not None
+        self._below(x.src, self.disk.recall, self.disk.recall_bucket)
+
+    def spill(self, x: Copy) -> None:
+        assert self.disk is not None
+        self._below(x.dst, self.disk.spill, self.disk.spill_bucket)
+
+    def _below(self, there: Ref, move: Callable[[Ref, Chunk], None], move_bucket: Callable[..., None]) -> None:
+        """Move of every device a bucket, or of every chunk its rows, if they are there."""
         if isinstance(there.rows, Bucket):
-            move = getattr(self.disk, f"{x.verb}_bucket")
             for i, device in enumerate(self.devices):
-                device.streams.disk.run(partial(move, there, device, i, self._batch, self._set))
+                device.streams.disk.run(partial(move_bucket, there, device, i, self._batch, self._set))
             return
         for chunk in self._chunks:
             if not chunk.in_memory(there.kept):
-                chunk.device.streams.disk.run(partial(getattr(self.disk, x.verb), there, chunk.bare()))
-
-    recall = spill = _on_disk
+                chunk.device.streams.disk.run(partial(move, there, chunk.bare()))
 
     # -------------------------------------------------------------------------------------------------------- chunks
 

@@ -86,13 +86,13 @@ class ExecutionPlan(PlannedMemory):
         passes = (*self.passes.train, *(self.passes.evaluate if self.slabs else ()))  # a slab is there in all of them
         peaks = {f"device {i}": max(self.pass_arena(p, i) for p in passes) for i in self._devices}
         peaks |= {"pinned host": self._pinned(self.program.train), "pageable host": self._pageable}
-        return peaks | self._on_disk
+        return peaks | self._below
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """What a run in a budget stays under, evaluation included: planned buffers and, where it was probed, the
         workspace, which a run without a limit may exceed."""
-        return self.device_bytes | self.host_bytes | self._on_disk
+        return self.device_bytes | self.host_bytes | self._below
 
     @property
     def host_bytes(self) -> dict[str, int]:
@@ -120,8 +120,8 @@ class ExecutionPlan(PlannedMemory):
         )
 
     @property
-    def _on_disk(self) -> dict[str, int]:
-        return {"disk": self.disk.nbytes} if self.spilled else {}
+    def _below(self) -> dict[str, int]:
+        return self.disk.nbytes
 
     def to_dict(self) -> dict[str, Any]:
         """What ``hongtu plan --json`` and run records show."""

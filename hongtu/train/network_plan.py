@@ -33,7 +33,7 @@ from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
-from hongtu.plan.search.planner import plan_run
+from hongtu.plan.search.planner import GraphShape, plan_run
 from hongtu.train.settings import RunSpec
 from hongtu.train.tracing.probe import Correct, probe_workspace
 from hongtu.train.tracing.shape import check_edge_data, network_shape
@@ -295,9 +295,12 @@ class _NetworkPlanner:
         artifact, topology = self._artifact, self._topology(self._choose_edges(used))
         give_up = partial(drop_pages, topology.local_source, cached=True)
         grouped = (lambda: None) if host_memory is None else give_up
+        graph = GraphShape(
+            topology, artifact.schedule_paper, artifact.original_id, self._loss.loss_vertices, artifact.halo
+        )
         return plan_run(
-            topology, artifact.schedule_paper, self._shape(sides), used, self._budget, self._probe, self._spec.hardware,
-            artifact.original_id, self._loss.loss_vertices, artifact.halo, host_memory, grouped, largest,
+            graph, self._shape(sides), used, self._budget, self._probe, self._spec.hardware, host_memory, grouped,
+            largest,
         )  # fmt: skip
 
 

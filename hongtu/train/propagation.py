@@ -29,7 +29,7 @@ from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.plan.search.planner import plan_run
+from hongtu.plan.search.planner import GraphShape, plan_run
 from hongtu.ranks.group import current
 from hongtu.train.network_plan import Job
 from hongtu.train.ranked import ALONE
@@ -85,10 +85,8 @@ class _Steps(Job):
             model_bytes=0, label_bytes=0, learned_input=True, learned_bytes=self.beside, trains=False,
         )  # fmt: skip
         probe = partial(self.probe, network, correct=correct)
-        return plan_run(
-            artifact.topology, artifact.schedule_paper, shape, spec.strategy, budget, probe, spec.hardware,
-            artifact.original_id,
-        )  # fmt: skip
+        graph = GraphShape(artifact.topology, artifact.schedule_paper, artifact.original_id)
+        return plan_run(graph, shape, spec.strategy, budget, probe, spec.hardware)
 
 
 @names_known

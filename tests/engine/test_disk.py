@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from hongtu.bench.profile import disk as rate
-from hongtu.engine import blocks, disk, reads, uncached
+from hongtu.engine import blocks, disk, reads, stores, uncached
 from hongtu.engine.executor import Executor
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages, in_large_pages
@@ -69,8 +69,8 @@ def way(request, monkeypatch):
 
 
 def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
-    made, rows = disk.Disk(str(tmp_path), DiskLayout(1 << 23), Traffic(), None, None), torch.ones(64, 64)
-    for move in (made._write, made._read):
+    made, rows = stores.DiskStore(str(tmp_path), 1 << 23, 0), np.ones(1 << 14, np.uint8)
+    for move in (made.write, made.read):
         for begin in range(0, made.nbytes, rows.nbytes):
             move(begin, rows)
             ahead = 1 << 22  # what the system may have read beyond: far less than all
@@ -167,7 +167,8 @@ def test_rows_come_to_where_they_are_used(header, tmp_path, monkeypatch):
 
 def test_the_disk_has_no_threads_of_torch(tmp_path):
     """OpenMP would have more of them than there are processors, and let all sleep wherever one waits."""
-    made, rows, seen = disk.Disk(str(tmp_path), DiskLayout(1 << 20), Traffic(), None, None), torch.ones(4096, 64), []
+    made = disk.Disk(str(tmp_path), DiskLayout({"disk": 1 << 20}), Traffic(), None, None)
+    rows, seen = torch.ones(4096, 64), []
     device = SimpleNamespace(beside=lambda name, number: rows)
     chunk = SimpleNamespace(i=0, first=0, end=4096, own_number=0, set=0, device=device)
     kept = Kept(np.array([0]), np.array([0]))
@@ -266,8 +267,9 @@ def test_a_disk_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(trainer._runtime.engine._disk._reads, "read", broken)
-    monkeypatch.setattr(trainer._runtime.engine._disk._reads, "read_within", broken)
+    store = trainer._runtime.engine._disk._stores["disk"]
+    monkeypatch.setattr(store._reads, "read", broken)
+    monkeypatch.setattr(store._reads, "read_within", broken)
     with pytest.raises(OutputError, match=rf"{tmp_path}: cannot be read \(Input/output error\); look whether its disk"):
         trainer.train_epoch()
 
@@ -276,7 +278,7 @@ def test_a_disk_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 def test_an_engine_that_is_replaced_leaves_its_space_to_the_next(tmp_path, monkeypatch):
     trainer = make(tmp_path)
     before, held = trainer.train_epoch().loss, trainer._runtime.engine
-    needed = held.plan.disk.nbytes
+    needed = held.plan.disk.nbytes["disk"]
     free = [needed]
 
     class Counted(disk.Disk):
@@ -302,11 +304,11 @@ import os, signal, sys
 from pathlib import Path
 from tests.engine.test_disk import disk, make
 write, left = disk.Disk._write, [20]
-def killed(self, begin, rows):
+def killed(self, *arguments):
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
-    write(self, begin, rows)
+    write(self, *arguments)
 disk.Disk._write = killed
 make(Path(sys.argv[1])).train_epoch()
 """

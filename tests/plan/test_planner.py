@@ -50,12 +50,13 @@ def test_no_group_or_order_that_fits_is_cheaper(model, hardware, monkeypatch):
         plan = planning.plan_model(artifact, model.build(problem), device_memory=budget, hardware=hardware, **options)
         assert max(plan.device_bytes.values()) <= budget
         chosen = predict_seconds(plan_caches(plan, budget, hardware.peer_cost, count=True), hardware).total
-        others = list(candidates(*seen[-1][:4], budget, seen[-1][5], hardware))
+        others = list(candidates(*seen[-1][:3], budget, seen[-1][4], hardware))
         assert chosen <= min(others) * (1 + 1e-9)
 
 
-def candidates(topology, paper_schedule, shape, strategy, budget, probe, hardware):
+def candidates(graph, shape, strategy, budget, probe, hardware):
     """Seconds of every plan that fits."""
+    topology, paper_schedule = graph.topology, graph.paper_schedule
     staging, slabs = ((2, 1), (True, False)) if hardware.staged else ((0,), (True,))
     for fuse, sets, size, slab in itertools.product((False, True), staging, (1, 2, 4, 8), slabs):
         grouped = topology.grouped(size) if size > 1 else topology

@@ -17,7 +17,7 @@ from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.strategy import get_strategy
 from hongtu.plan.search.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.search.grains import LITTLE, fitting_plans, smallest_budget, with_edges
-from hongtu.plan.search.planner import SWEEPS, plan_run
+from hongtu.plan.search.planner import SWEEPS, GraphShape, plan_run
 from hongtu.plan.search.residents import choose_residents, every_tensor
 from tests import tiny
 
@@ -51,7 +51,9 @@ def other_order(chunks):
 
 
 def search(chunks, budget, model, strategy=FULL, hardware=SLOW, **options):
-    return plan_run(chunks, other_order(chunks), MODELS[model], strategy, budget, probe, hardware, **options)
+    graph = {name: options.pop(name) for name in ("loss_vertices", "original_id", "halo") if name in options}
+    graph = GraphShape(chunks, other_order(chunks), **graph)
+    return plan_run(graph, MODELS[model], strategy, budget, probe, hardware, **options)
 
 
 def smallest(*given, **options):
@@ -283,7 +285,7 @@ def test_layers_run_once_for_all_plans_in_which_they_do_the_same(model, strategy
         seen.append((plan.topology.chunks, plan.choice.fuse))
         return probe(plan)
 
-    plan_run(chunks, other_order(chunks), MODELS[model], strategy, 1 << 30, counted, hardware)
+    plan_run(GraphShape(chunks, other_order(chunks)), MODELS[model], strategy, 1 << 30, counted, hardware)
     assert len(seen) == len(set(seen)) and {fuse for _, fuse in seen} == {False, strategy.fuse_last_layer}
     assert not chunks.memo, "another run's layers may take more"
 
@@ -317,7 +319,7 @@ def test_one_gpu_that_does_captured_passes_again_pays_no_dispatch(model, budget)
 )
 def test_everybody_else_pays_dispatch(strategy, shape, hardware):
     chunks = topology()
-    plan = plan_run(chunks, other_order(chunks), shape, strategy, 1 << 30, probe, hardware)
+    plan = plan_run(GraphShape(chunks, other_order(chunks)), shape, strategy, 1 << 30, probe, hardware)
     assert predict_seconds(plan, hardware).dispatch > 0
 
 

@@ -15,7 +15,7 @@ from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, H200
 from hongtu.host import STATUS, proc_bytes, return_freed_memory
 from hongtu.plan.passes.strategy import get_strategy
-from hongtu.plan.search.planner import plan_run
+from hongtu.plan.search.planner import GraphShape, plan_run
 from tests import tiny
 
 BESIDE = 12  # bytes that planning takes for every source and vertex beside what it keeps
@@ -53,7 +53,7 @@ def size(value, seen):
 def test_a_program_takes_little_more_than_the_plans_arrays(shape):
     topology = large()
     order = topology.input_order
-    plan = plan_run(topology, order, shape, get_strategy("full"), 600_000, lambda plan: {}, H200)
+    plan = plan_run(GraphShape(topology, order), shape, get_strategy("full"), 600_000, lambda plan: {}, H200)
     arrays = sum(array.nbytes for array in plan.arrays())
     taken = size(plan.program, {})
     assert arrays > 1_000_000 and any(len(p.order) > 1 for p in plan.program.train)
@@ -63,7 +63,8 @@ def test_a_program_takes_little_more_than_the_plans_arrays(shape):
 def test_passes_share_arrays_where_they_could_take_most_of_the_host():
     """One plan for each of the views, in the smallest of the caches; where the host has room, each pass fills its."""
     topology, budget = large(), 400_000
-    asked = topology, topology.input_order, tiny.GAT, get_strategy("full"), budget, lambda plan: {}, H200
+    graph = GraphShape(topology, topology.input_order)
+    asked = graph, tiny.GAT, get_strategy("full"), budget, lambda plan: {}, H200
     own, shared = (plan_run(*asked, host_memory=host) for host in (1 << 40, 1000))
     distinct = [len({id(found) for found in plan.transfers.values()}) for plan in (own, shared)]
     views = {id(shared.view(p)) for p in shared.passes.every if p.name in shared.transfers}
@@ -78,10 +79,9 @@ def what_planning_takes(shape):
 
     def plan(topology):
         """With groups of chunks, which have edges of their own."""
-        order, loss = topology.input_order, np.ones(topology.num_vertices, dtype=np.bool_)
-        found = plan_run(
-            topology, order, shape, get_strategy("full"), 1_400_000, lambda plan: {}, CPU, None, loss, None, 1 << 40
-        )
+        loss = np.ones(topology.num_vertices, dtype=np.bool_)
+        graph = GraphShape(topology, topology.input_order, loss_vertices=loss)
+        found = plan_run(graph, shape, get_strategy("full"), 1_400_000, lambda plan: {}, CPU, 1 << 40)
         assert found.topology.chunks < topology.chunks or topology is few
         return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from hongtu.engine.body import Body
 from hongtu.engine.executor import Executor
-from hongtu.metrics import LINKS
+from hongtu.metrics import BELOW, LINKS
 from hongtu.plan.program import chunk_body, compile, moves
 from hongtu.plan.program.instruction import Instruction
 
@@ -32,11 +32,15 @@ def test_a_kind_is_run(kind):
 @pytest.mark.parametrize("link", get_args(moves.Link))
 def test_a_link_of_copies_is_run_and_counted(link):
     assert link in LINKS and moves.ON[link] in get_args(moves.StreamName)
-    assert hasattr(Executor, link) or link == "disk"
+    assert hasattr(Executor, link)
 
 
-def test_copies_of_the_disk_are_run_by_where_they_go():
-    assert hasattr(Executor, "recall") and hasattr(Executor, "spill")
+@pytest.mark.parametrize("memory", BELOW)
+def test_copies_below_the_host_are_run_by_where_they_go(memory):
+    there, window = moves.Ref(tensor="x", where=memory), moves.Ref(tensor="x", where="window")
+    for dst, src in ((window, there), (there, window)):
+        copy = moves.Copy(link=memory, dst=dst, src=src)
+        assert hasattr(Executor, copy.verb) and copy.there is there and copy.on == "disk"
 
 
 def test_a_kernel_is_run_with_the_arguments_that_it_is_given():

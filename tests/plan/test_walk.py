@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hongtu.hardware import H200
-from hongtu.plan.cost.seconds import pass_seconds
+from hongtu.plan.cost.seconds import ROUNDS, pass_seconds, walk
 from hongtu.plan.passes.choice import Choice
-from hongtu.plan.program.walk import ROUNDS, walk
 from tests import tiny
 
 BATCHES = 4
@@ -55,7 +54,7 @@ def test_what_is_not_walked_goes_on_alike(sets, monkeypatch):
     batch = {"load": 2.0, "compute": 3.0, "flush": 2.5, "host": 1.0}
     found = seconds(sets, 100, **batch)
     assert ROUNDS * sets < 100
-    monkeypatch.setattr("hongtu.plan.program.walk.ROUNDS", 100)
+    monkeypatch.setattr("hongtu.plan.cost.seconds.ROUNDS", 100)
     assert found == pytest.approx(seconds(sets, 100, **batch))
 
 

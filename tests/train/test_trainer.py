@@ -401,10 +401,10 @@ def test_a_budget_may_be_a_share_of_what_is_needed_without_a_limit():
 def test_a_refusal_tries_no_plan_twice(make, monkeypatch):
     tried, plan = [], network_plan.plan_run
 
-    def plan_run(topology, schedule, shape, strategy, *others):
+    def plan_run(graph, shape, strategy, *others):
         cached = strategy.cache_input_aggregate and shape.constant_layers > 0
         tried.append(repr((shape, dataclasses.replace(strategy, cache_input_aggregate=cached))))
-        return plan(topology, schedule, shape, strategy, *others)
+        return plan(graph, shape, strategy, *others)
 
     monkeypatch.setattr(network_plan, "plan_run", plan_run)
     problem = problems.awkward()

@@ -1,23 +1,27 @@
 """Predicted seconds of an epoch on a hardware profile.
 
 Everything that is not known exactly is an estimate; bytes and rows are exact. Times add up, except where a plan has
-copies run beside arithmetic: there a pass takes as long as its program's critical path (``program/walk.py``).
+copies run beside arithmetic: there a pass takes as long as its program's critical path (``walk``).
 Devices of one machine work at the same time: a pass takes as long as the slowest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import get_args
 
 import numpy as np
 
 from hongtu.hardware import Hardware
-from hongtu.metrics import Traffic
+from hongtu.metrics import BELOW, Traffic
 from hongtu.plan.cost.work import Extent, Work, partition_work, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program import moves
-from hongtu.plan.program.walk import walk
+from hongtu.plan.program.program import PassProgram
+
+ROUNDS = 4  # of all sets that are walked; from then on every round takes as long as the last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +126,7 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
         moved[i % count] += traffic
     slowest = max(range(count), key=lambda k: on_device[k].total)
     added = sum(t.bytes["flush"] for t in moved) / hardware.host_link if hardware.staged else 0.0  # else a flush adds
-    disk = sum(plan.disk_bytes([p])) / hardware.disk_link
+    disk = sum(sum(t.bytes[link] for t in moved) / getattr(hardware, rate) for link, rate in BELOW.items())
     s = on_device[slowest] + Seconds(accumulate=added, network=_network_seconds(plan, p, hardware), disk=disk)
     pushed = moved[slowest].bytes["push"] / hardware.peer_link
     written = moved[slowest].bytes["write"] / hardware.host_link
@@ -148,6 +152,34 @@ def overlapped(plan: ExecutionPlan, p: Pass, s: Seconds, *, pushed: float, writt
     if program.ahead:  # all but what comes first and leaves last
         hidden -= min(s.disk, beside) * (1 - 1 / max(len(program.order), 1))
     return s + Seconds(hidden=hidden)
+
+
+def walk(p: PassProgram, streams: Mapping[str, float]) -> float:
+    """Seconds of a pass: the critical path of its streams, each in its order, waiting where the program says so.
+
+    Args:
+        streams: what its instructions take on every stream, without moves. Batches are taken to be alike; in one
+            they follow one another between a stream's waits, so that the first is given the time of all.
+    """
+    batch = {stream: seconds / len(p.order) for stream, seconds in streams.items()}
+    clock, ends = dict.fromkeys(get_args(moves.StreamName), 0.0), [0.0]
+    turns = [dict.fromkeys(moves.EVENTS, 0.0) for _ in range(p.sets)]
+    for step in range(min(len(p.order), ROUNDS * p.sets)):
+        turn, left = turns[step % p.sets], dict(batch)
+        for x in p.body:
+            if isinstance(x, moves.Wait):
+                clock[x.stream] = max(clock[x.stream], turn[x.event])
+            elif isinstance(x, moves.Follow):
+                clock[x.stream] = max(clock[x.stream], clock[x.other])
+            elif isinstance(x, moves.Signal):
+                turn[x.event] = clock[x.stream]
+            elif x.on in ("load", "compute", "flush"):
+                clock[x.on] += left.pop(x.on, 0.0)
+                if x.on == "flush":  # and the host takes what has arrived
+                    clock["host"] = max(clock["host"], clock["flush"]) + left.pop("host", 0.0)
+        ends.append(max(clock.values()))
+    beyond = len(p.order) - (len(ends) - 1)
+    return ends[-1] + beyond * (ends[-1] - ends[-1 - p.sets]) / p.sets if beyond else ends[-1]
 
 
 def _streams(s: Seconds, pushed: float, written: float) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""Where on a disk the rows of spilled tensors lie: region by region, each for one use, in the order of that use.
+"""Where below the host, as on a disk, the rows of spilled tensors lie: region by region, each for one use, in the
+order of that use.
 
 A pass gives a tensor's own rows, in the order of vertices; again those rows that a later pass loads, batch by batch;
 and gradient rows that its caches let go, chunk by chunk. So whatever is read is read in one piece, and written once.
@@ -84,14 +85,14 @@ class DiskLayout:
     """All regions.
 
     Attributes:
-        nbytes: from the first byte to the last.
+        nbytes: of every memory that has some, from the first byte to the last.
         own: where the own rows begin that a pass gives of a tensor; ``flushed``: the rows that its caches let go;
             ``loaded``: those that it loads.
         takers: of what a pass gives, the rows that later passes load; of the features, under "".
         givers: which passes gave what a pass reads of a tensor, in order.
     """
 
-    nbytes: int = 0
+    nbytes: dict[str, int] = field(default_factory=dict)
     own: dict[Key, int] = field(default_factory=dict)
     flushed: dict[Key, Region] = field(default_factory=dict)
     loaded: dict[Key, Region] = field(default_factory=dict)
@@ -121,7 +122,7 @@ class DiskPlan:
         view: the chunks of a pass.
         transfers: of the passes that exchange or flush rows, by name.
         topology: the chunks by which the features are read.
-        row: bytes of a row of a tensor.
+        row: bytes of a row of a tensor; ``memory``: where its rows lie.
         known: orders that were found before; others join them.
     """
 
@@ -133,21 +134,22 @@ class DiskPlan:
         transfers: dict[str, TransferPlan],
         topology: Topology,
         row: Callable[[str], int],
+        memory: Callable[[str], str],
         known: Known,
     ) -> None:
         self._passes, self._view, self._transfers, self._topology = passes, view, transfers, topology
         self._row, self._known, self._kept = row, known, kept
         self.layout = DiskLayout()
         lasting = sorted(kept.keys() & (passes.constant | {FEATURES}))
-        at = 0
+        at = dict.fromkeys(map(memory, sorted(kept)), 0)
         for name in lasting:
-            at = self._add(name, passes.every, at)
+            at[memory(name)] = self._add(name, passes.every, at[memory(name)])
         self.layout.nbytes = at
         for group in (passes.setup, passes.train, passes.evaluate):  # each writes over the last one's rows
-            end = at
+            end = dict(at)
             for name in sorted(kept.keys() - lasting):
-                end = self._add(name, group, end)
-            self.layout.nbytes = max(self.layout.nbytes, end)
+                end[memory(name)] = self._add(name, group, end[memory(name)])
+            self.layout.nbytes = {where: max(nbytes, end[where]) for where, nbytes in self.layout.nbytes.items()}
 
     def _add(self, name: str, passes: Sequence[Pass], at: int) -> int:
         """Regions of one tensor, from a byte on; returns the byte behind them."""

@@ -285,12 +285,17 @@ class PlannedMemory:
 
     @cached_property
     def disk(self) -> DiskLayout:
-        """Where rows lie on the disk."""
+        """Where rows lie below the host."""
         if not self.spilled:
             return DiskLayout()
         planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
         row = self._host_row
-        return DiskPlan(self.kept, self.passes, self.view, planned, self.topology, row, self.known).layout
+        made = DiskPlan(self.kept, self.passes, self.view, planned, self.topology, row, self.below, self.known)
+        return made.layout
+
+    def below(self, name: str) -> str:
+        """The memory in which the rows of a spilled tensor lie."""
+        return self.choice.below.get(name, "disk")
 
     @cached_property
     def kept(self) -> dict[str, Kept]:

@@ -22,9 +22,10 @@ class Choice:
         fuse: forward, loss and backward of the last layer in one pass.
         save: save what stages compute until backward.
         resident: vertex tensors that stay on the devices.
-        spilled: those of the host whose rows lie on a disk, each with how many of the first chunks of every partition
-            have them in memory all the same.
-        ahead: rows come from the disk a batch ahead, in a second set of staging memory.
+        spilled: those of the host whose rows lie below it, as on a disk, each with how many of the first chunks of
+            every partition have them in memory all the same.
+        below: of these, the memory below the host's in which they lie, where that is not the disk.
+        ahead: rows come from there a batch ahead, in a second set of staging memory.
         fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices, or the halo's; () to compute
             every vertex.
         halo: the rows that ranks fetch of one another, or None.
@@ -41,6 +42,7 @@ class Choice:
     save: bool = False
     resident: frozenset[str] = frozenset()
     spilled: Mapping[str, int] = field(default_factory=dict)
+    below: Mapping[str, str] = field(default_factory=dict)
     ahead: bool = True
     fields: tuple[np.ndarray, ...] = ()
     halo: Halo | None = None

@@ -17,9 +17,8 @@ class Spilled:
     """The rows of a program's tensors that lie on the disk, where each is a byte, or are on their way in a batch."""
 
     def __init__(self) -> None:
-        self._disk: dict[
-            int, tuple[np.ndarray, np.ndarray]
-        ] = {}  # rows written together, what they have; by first byte
+        # rows written together, what they have; by memory and first byte
+        self._there: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def begin(self, p: PassProgram, batch: int) -> None:
         """A batch begins: nothing is on its way."""
@@ -71,7 +70,7 @@ class Spilled:
                     demand(host is not None, f"{name} is not there")
                     host[0].read(bucket.row[:here])
                 bucket.has[:here] = VALUE
-                bucket.has[here:] = self._get(rows.region.begin[i] + lies.start, bucket.row[here:], name)
+                bucket.has[here:] = self._get(rows.region.begin[i] + lies.start, bucket.row[here:], there)
             return
         self._recalled[name] = there.kept
         for i, chunk in self.on_disk(there.kept):
@@ -87,7 +86,7 @@ class Spilled:
         alone = len(own.row) == 0 or (len(pieces) == 1 and len(pieces[0].row) == len(own.row))
         demand(alone or not rows.straight, f"{name} has to be added up")
         for piece in pieces:
-            has = self._get(piece.begin, piece.row if piece.take is None else own.row, name)
+            has = self._get(piece.begin, piece.row if piece.take is None else own.row, there)
             has = has if piece.take is None else has[piece.take]
             demand(bool((has == VALUE).all()), f"{name} of chunk {chunk} was never spilled")
             own.write(piece.row - first, piece.stores)
@@ -99,23 +98,23 @@ class Spilled:
             for i, buckets in enumerate(rows.region.buckets):
                 bucket = self._staging[name, "bucket", i]
                 bucket.read(np.arange(buckets.in_memory(self._batch), len(bucket.row)))
-                self._put(bucket, rows.places(i, self._batch, 1))
+                self._put(bucket, rows.places(i, self._batch, 1), there.where)
             return
         assert isinstance(rows, Laid)
         for i, chunk in self.on_disk(there.kept):
             number, (first, _) = chunk - i * self._view.chunks, self._span(there, chunk)
-            self._put(self._staging[name, "rows", i], rows.places(i, number, first, 1))
+            self._put(self._staging[name, "rows", i], rows.places(i, number, first, 1), there.where)
 
-    def _put(self, held: Held, places: Iterable[Target]) -> None:
+    def _put(self, held: Held, places: Iterable[Target], where: str) -> None:
         for begin, which in places:
-            self._disk[begin] = held.row[which], held.has[which]
+            self._there[where, begin] = held.row[which], held.has[which]
 
-    def _get(self, begin: int, rows: np.ndarray, name: str) -> np.ndarray:
+    def _get(self, begin: int, rows: np.ndarray, there: Ref) -> np.ndarray:
         """int8 [K]: what these rows have, which lie behind one another."""
         found, at = [np.zeros(0, np.int8)], 0
         while at < len(rows):
-            lie, has = self._disk.get(begin + at, (rows[:0], found[0]))
-            demand(len(lie) > 0 and np.array_equal(lie, rows[at:][: len(lie)]), f"{name} was never spilled")
+            lie, has = self._there.get((there.where, begin + at), (rows[:0], found[0]))
+            demand(len(lie) > 0 and np.array_equal(lie, rows[at:][: len(lie)]), f"{there.tensor} was never spilled")
             found.append(has)
             at += len(lie)
         return np.concatenate(found)

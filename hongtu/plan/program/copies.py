@@ -130,7 +130,7 @@ def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if region is not None:
         bucket = Bucket(region, Exchanged(plan, p).of("begin", mirrors=False))
         there, window = _ends(plan, str(p.exchange), bucket, FRONT)
-        found.append(Copy(link="disk", dst=window, src=there))
+        found.append(Copy(link=there.where, dst=window, src=there))
     found += [recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
     if found:
         if plan.choice.staging:
@@ -154,7 +154,7 @@ def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
             )  # fmt: skip
         rows = Summed(tuple(found), is_straight(p, name, disk, plan.view), plan.edges_of(p, name))
     there, window = _ends(plan, name, rows)
-    return Copy(link="disk", dst=window, src=there)
+    return Copy(link=there.where, dst=window, src=there)
 
 
 def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
@@ -174,13 +174,13 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
 def spill(plan: PlannedMemory, name: str, rows: Selection) -> Copy:
     """A chunk's rows, or those of a batch, to the disk."""
     there, window = _ends(plan, name, rows)
-    return Copy(link="disk", dst=there, src=window)
+    return Copy(link=there.where, dst=there, src=window)
 
 
 def _ends(plan: PlannedMemory, name: str, rows: Selection, through: Selection = DESTINATIONS) -> tuple[Ref, Ref]:
-    """Rows on the disk, and where the host has them on their way."""
-    dtype = plan.host_dtype(name)
-    there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=dtype)
+    """Rows below the host, and where it has them on their way."""
+    dtype, memory = plan.host_dtype(name), "disk" if rows is ARTIFACT else plan.below(name)
+    there = Ref(tensor=name, where=memory, rows=rows, kept=plan.kept[name], dtype=dtype)
     return there, Ref(tensor=name, where="window", rows=through, dtype=dtype)
 
 

@@ -79,7 +79,7 @@ class Described:
     def _copy(self, x: moves.Copy) -> Line:
         moved = x.there
         rows, nbytes, notes = self._lengths(moved.rows), None, list[str]()
-        if x.link == "disk":
+        if x.is_below:
             notes += ["added up"] * (isinstance(moved.rows, Summed) and not moved.rows.straight)
             notes += [f"but {moved.kept.rows} rows in memory"] if moved.kept is not None and moved.kept.rows else []
         else:

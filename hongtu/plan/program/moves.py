@@ -14,15 +14,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from hongtu.graph.halo import Crossing
+from hongtu.metrics import BELOW
 from hongtu.plan.memory.disk import Kept
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program.instruction import Instruction, Stores, kind
 from hongtu.plan.program.rows import DESTINATIONS, SOURCES, OwnRows, Selection
 
 Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
-Memory = Where | Literal["peer", "window", "disk", "graph", "plan"]  # other devices; the host's window of the disk; the
-#   disk; arrays of the chunk's structure, and of the plan, which are on the host
-Link = Literal["read", "topology", "load", "pull", "push", "flush", "write", "disk"]
+Memory = Where | Literal["peer", "window", "graph", "plan"]  # other devices; the host's window of what lies below it;
+#   arrays of the chunk's structure, and of the plan, which are on the host
+Link = Literal["read", "topology", "load", "pull", "push", "flush", "write"]
 StreamName = Literal["load", "compute", "flush", "host", "disk", "dispatch"]  # dispatch gives the others their work
 EventName = Literal[  # how far the batch has come that has a set of staging memory
     "brought",  # on ``load``: values and structure are there; the host's side of the set is free again
@@ -36,9 +37,9 @@ EVENTS: tuple[EventName, ...] = get_args(EventName)
 ADJACENCY = ("indptr", "local_source", "slot_of_source")  # registers of a chunk's in-edges
 ARRAYS = (*ADJACENCY, "ids", "statistics", "factors", "edge_weight", "edge_features", "edge_type", "sources", "active",
           "edge_id_start", "labels", "loss_bits", "row_in_chunk")  # fmt: skip
-ON: dict[Link, StreamName] = {  # the streams that copies are on; what is flushed or written, ``host`` adds
+ON: dict[str, StreamName] = {  # the streams that copies are on; what is flushed or written, ``host`` adds
     "read": "load", "topology": "load", "load": "load", "pull": "load", "push": "compute", "flush": "flush",
-    "write": "flush", "disk": "disk",
+    "write": "flush",
 }  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------------- memory
@@ -50,16 +51,16 @@ class Ref:
 
     Attributes:
         tensor: its name, or that of a buffer or register.
-        where: the memory; "device" is that of the device which runs the instruction.
+        where: the memory, or one of ``BELOW``; "device" is that of the device which runs the instruction.
         rows: which of them.
         access: they are read; reserved (None); or added to (`Stores(False)`), stored, or stored where it says so, by
             device where these differ.
-        kept: of a tensor on the disk, the rows that are in host memory all the same; None: all are.
+        kept: of a tensor below the host, the rows that are in host memory all the same; None: all are.
         dtype: of its numbers; "float" stands for the run's.
     """
 
     tensor: str
-    where: Memory = "device"
+    where: Memory | str = "device"
     rows: Selection = DESTINATIONS
     access: Literal["read"] | Stores | tuple[Stores, ...] | None = "read"
     kept: Kept | None = None
@@ -124,29 +125,34 @@ class Copy(Instruction):
     """Rows go from one memory to another.
 
     Attributes:
-        link: what their bytes are counted as.
-        in_place: rows that have come from the disk stay in the host's window, where the device works on them.
+        link: what their bytes are counted as: of a memory below the host, its name.
+        in_place: rows that have come from below stay in the host's window, where the device works on them.
     """
 
-    link: Link
+    link: Link | str
     dst: Ref
     src: Ref
     in_place: bool = False
 
     @property
     def verb(self) -> str:  # type: ignore[override]
-        """The link's name; of the disk's, by where rows go."""
-        if self.link == "disk":
+        """The link's name; of a memory's below the host, by where rows go."""
+        if self.is_below:
             return "recall" if self.dst.where == "window" else "spill"
         return self.link
 
     @property
     def on(self) -> StreamName:  # type: ignore[override]
-        return ON[self.link]
+        return ON.get(self.link, "disk")
+
+    @property
+    def is_below(self) -> bool:
+        """Whether they go between the host and a memory below it."""
+        return self.link in BELOW
 
     @property
     def there(self) -> Ref:
-        """What is on the disk, of a copy that comes from it or goes to it."""
+        """What is below the host, of a copy that comes from there or goes there."""
         return self.dst if self.verb == "spill" else self.src
 
     @property

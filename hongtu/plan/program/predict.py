@@ -22,24 +22,29 @@ def device_traffic(p: PassProgram, device: int) -> Traffic:
         if isinstance(x, moves.Cross):
             count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
             traffic.add(x.link, count * row[x.tensor], count)
-        elif isinstance(x, moves.Copy) and x.link != "disk":
-            count = x.src.rows.total(p.view, device)
-            if x.in_place and x.kept is not None:
-                count -= ARTIFACT.moved(p.view, device, x.kept)
+        elif isinstance(x, moves.Copy):
+            count = _moved(x, p, device)
             traffic.add(x.link, count * crossing_bytes(x, p, row), count)
-    traffic.add("disk", sum(disk_bytes(p, device)))
     return traffic
 
 
 def disk_bytes(p: PassProgram, device: int) -> tuple[int, int]:
     """Bytes that one pass recalls for one device, and that it spills."""
-    found, copies = {"recall": 0, "spill": 0}, [x for x in p.around if isinstance(x, moves.Copy) and x.link == "disk"]
-    row = row_bytes(p, device) if copies else {}
+    row, copies = row_bytes(p, device), [x for x in p.around if isinstance(x, moves.Copy) and x.is_below]
+    found = {"recall": 0, "spill": 0}
     for x in copies:
-        rows, kept = x.there.rows, x.there.kept
-        assert isinstance(rows, OnDisk) and kept is not None
-        found[x.verb] += rows.moved(p.view, device, kept) * crossing_bytes(x, p, row)
+        found[x.verb] += _moved(x, p, device) * crossing_bytes(x, p, row)
     return found["recall"], found["spill"]
+
+
+def _moved(x: moves.Copy, p: PassProgram, device: int) -> int:
+    """Rows that a copy moves in a pass for one device."""
+    rows, kept = x.there.rows, x.there.kept
+    if isinstance(rows, OnDisk):
+        assert kept is not None
+        return rows.moved(p.view, device, kept)
+    beside = ARTIFACT.moved(p.view, device, x.kept) if x.in_place and x.kept is not None else 0
+    return x.src.rows.total(p.view, device) - beside
 
 
 def row_bytes(p: PassProgram, device: int = 0) -> dict[str, int]:

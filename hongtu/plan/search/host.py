@@ -122,9 +122,10 @@ def candidates(plan: ExecutionPlan) -> list[str]:
     return sorted(found - plan.resident)
 
 
-def with_spilled(plan: ExecutionPlan, spilled: Mapping[str, int], *, ahead: bool = True) -> ExecutionPlan:
-    """The same plan with the rows of these tensors on the disk, but those of so many chunks of each partition."""
-    return _with(plan, spilled=spilled, ahead=ahead)
+def with_spilled(plan: ExecutionPlan, spilled: Mapping[str, int], *, ahead: bool = True, **below: str) -> ExecutionPlan:
+    """The same plan with the rows of these tensors on the disk, or in another memory ``below`` the host, but those of
+    so many chunks of each partition."""
+    return _with(plan, spilled=spilled, ahead=ahead, below=below)
 
 
 def _with(plan: ExecutionPlan, **choices: Any) -> ExecutionPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -31,17 +31,32 @@ SWEEPS = 2.5  # over a group's rows, that starting it may take as long as
 BESIDE = 8  # groups of chunks: what crosses beside the last of them is little
 
 
+@dataclass(frozen=True, eq=False)
+class GraphShape:
+    """The graph as the planner sees it.
+
+    Attributes:
+        topology: the artifact's chunks, the finest grain.
+        paper_schedule: int32 [m, n], Algorithm 4's order.
+        original_id: int32 [V], to name a vertex in a refusal; None: its new id.
+        loss_vertices: bool [V], the vertices with a loss (new ids); None: not known, nothing is pruned.
+        halo: what ranks fetch of one another, where they do.
+    """
+
+    topology: Topology
+    paper_schedule: np.ndarray
+    original_id: np.ndarray | None = None
+    loss_vertices: np.ndarray | None = None
+    halo: Halo | None = None
+
+
 def plan_run(
-    topology: Topology,
-    paper_schedule: np.ndarray,
+    graph: GraphShape,
     shape: NetworkShape,
     strategy: Strategy,
     budget: int | None,
     probe: Probe,
     hardware: Hardware = CPU,
-    original_id: np.ndarray | None = None,
-    loss_vertices: np.ndarray | None = None,
-    halo: Halo | None = None,
     host_memory: int | None = None,
     grouped: Callable[[], object] = lambda: None,
     largest: int | None = None,
@@ -49,31 +64,27 @@ def plan_run(
     """Plan a training run within a device budget.
 
     Args:
-        topology: the artifact's chunks, the finest grain.
-        paper_schedule: int32 [m, n], Algorithm 4's order.
         budget: bytes per device, or None for no limit.
         probe: returns the bytes that layers take at most inside each pass of a plan; ``whole``: of one without a limit.
         hardware: what plans are compared for.
-        original_id: int32 [V], to name a vertex in a refusal; None: its new id.
-        loss_vertices: bool [V], the vertices with a loss (new ids); None: not known, nothing is pruned.
-        halo: what ranks fetch of one another, where they do.
         host_memory: bytes of the host, where these are limited: passes share plan arrays that could take most of them.
-        grouped: called when groups have the structure that ``topology`` has in smaller chunks.
+        grouped: called when groups have the structure that the graph has in smaller chunks.
         largest: chunks of a group within a budget, at most; None: as many as there are.
 
     Raises:
         BudgetError: when no grain fits; names the smallest budget that works.
     """
-    fields = _fields(topology, shape, strategy, loss_vertices) if halo is None else halo.fields
+    topology, halo = graph.topology, graph.halo
+    fields = _fields(graph, shape, strategy) if halo is None else halo.fields
     staging = (0,) if not hardware.staged else (2, 1) if strategy.overlap else (1,)
     try:
         if budget is None:
             choice = Choice(fields=fields, halo=halo, staging=staging[0])
             roomy = host_memory is None
-            chosen = _unlimited(topology, paper_schedule, shape, strategy, choice, hardware, roomy=roomy)
+            chosen = _unlimited(graph, shape, strategy, choice, hardware, roomy=roomy)
             chosen = replace(chosen, probe=partial(probe, whole=True))
         else:
-            orders = _orders(topology, paper_schedule, strategy)
+            orders = _orders(graph, strategy)
             fuses = (False, True)[: 1 + (strategy.fuse_last_layer and shape.trains)]
             slabs = SLABS if hardware.staged else SLABS[:1]
             passes = [Choice(fields=fields, halo=halo, fuse=f, slab=slab) for slab in slabs for f in fuses]
@@ -82,7 +93,7 @@ def plan_run(
             found = [fitting for plans in finest for fitting in fitting_plans(plans, budget, probe, hardware, most)]
             if not found:
                 leanest = min((plan for plans in finest for plan in plans), key=smallest_budget)
-                raise _refusal(leanest, budget, original_id)
+                raise _refusal(leanest, budget, graph.original_id)
             size, cheapest = _cheapest(found, budget, hardware)
             for view in (view for plans in finest for plan in plans for view in plan.views.values()):
                 view.memo.pop("pairs", None)
@@ -100,9 +111,9 @@ def plan_run(
         topology.memo.clear()
 
 
-def _orders(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy) -> list[np.ndarray]:
+def _orders(graph: GraphShape, strategy: Strategy) -> list[np.ndarray]:
     """Orders of the artifact's own chunks to compare: in Algorithm 4's we never move more than the paper's reuse."""
-    own, paper = _schedule(topology, paper_schedule, strategy), np.asarray(paper_schedule)
+    own, paper = _schedule(graph, graph.topology, strategy), np.asarray(graph.paper_schedule)
     return [own] if strategy.reuse != "lookahead" or np.array_equal(own, paper) else [own, paper]
 
 
@@ -147,14 +158,7 @@ def _cheapest(found: list[tuple[int, ExecutionPlan]], budget: int, hardware: Har
 
 
 def _unlimited(
-    topology: Topology,
-    paper_schedule: np.ndarray,
-    shape: NetworkShape,
-    strategy: Strategy,
-    choice: Choice,
-    hardware: Hardware,
-    *,
-    roomy: bool,
+    graph: GraphShape, shape: NetworkShape, strategy: Strategy, choice: Choice, hardware: Hardware, *, roomy: bool
 ) -> ExecutionPlan:
     """Everything stays on the devices, in chunks that are large beside the cost of starting one; where ranks send each
     other rows, or in more, of which some can work while rows of others cross.
@@ -162,8 +166,9 @@ def _unlimited(
     Args:
         roomy: the chunks' structure stays, too, on devices that are the host.
     """
+    topology = graph.topology
     choice = replace(choice, fuse=strategy.fuse_last_layer, save=strategy.resident and strategy.save)
-    plan = sketch_plan(topology, _schedule(topology, paper_schedule, strategy), shape, strategy, choice)
+    plan = sketch_plan(topology, _schedule(graph, topology, strategy), shape, strategy, choice)
     if strategy.resident:
         stays = roomy or choice.staging > 0
         sorts = topology.num_edges + topology.num_vertices > SMALL and topology.num_edges < np.iinfo(np.int32).max
@@ -176,7 +181,7 @@ def _unlimited(
     for size_of_group in sizes:
         grouped = topology.grouped(size_of_group) if strategy.group else topology
         free = choice.resident and strategy.schedule != "paper"
-        order = _order(grouped, choice.halo) if free else _schedule(grouped, paper_schedule, strategy)
+        order = _order(grouped, choice.halo) if free else _schedule(graph, grouped, strategy)
         plans.append(make_plan(grouped, order, shape, strategy, choice=choice))
     return plans[0] if len(plans) == 1 else min(plans, key=lambda plan: predict_seconds(plan, hardware).total)
 
@@ -210,18 +215,17 @@ def _order(topology: Topology, halo: Halo | None) -> np.ndarray:
     return np.lexsort(tuple(keys), axis=1).astype(np.int32)
 
 
-def _fields(
-    topology: Topology, shape: NetworkShape, strategy: Strategy, loss_vertices: np.ndarray | None
-) -> tuple[np.ndarray, ...]:
-    if not strategy.prune or loss_vertices is None:
+def _fields(graph: GraphShape, shape: NetworkShape, strategy: Strategy) -> tuple[np.ndarray, ...]:
+    if not strategy.prune or graph.loss_vertices is None:
         return ()
-    masks = receptive_field(topology, loss_vertices, shape.layers_above(shape.last_norm))
-    return tuple(masks) if pays(topology, masks) else ()
+    masks = receptive_field(graph.topology, graph.loss_vertices, shape.layers_above(shape.last_norm))
+    return tuple(masks) if pays(graph.topology, masks) else ()
 
 
-def _schedule(topology: Topology, paper_schedule: np.ndarray, strategy: Strategy) -> np.ndarray:
+def _schedule(graph: GraphShape, topology: Topology, strategy: Strategy) -> np.ndarray:
+    """Of the graph's own chunks, or groups of them."""
     if strategy.schedule == "paper":
-        return np.asarray(paper_schedule)
+        return np.asarray(graph.paper_schedule)
     return topology.input_order
 
 
