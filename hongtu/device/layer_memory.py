@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 
 from hongtu.kernels.torch_private import Operations, memory_id
 
-Substitutes = Mapping[Any, Callable[..., Any]]  # by operation, what to call in its place
+Substitutes = Mapping[Any, Callable[..., Any]]  # by operation, what to call in its place; may give NotImplemented
 NONE: Substitutes = MappingProxyType({})
+_BYTES = itemgetter(1)
 
 
 class WorkspaceTracker(Operations):
@@ -57,9 +59,12 @@ class WorkspaceTracker(Operations):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        call = self._substitutes.get(func, func)
-        self.substituted += call is not func
-        out = call(*args, **(kwargs or {}))
+        instead, out = self._substitutes.get(func), NotImplemented
+        if instead is not None:
+            out = instead(*args, **(kwargs or {}))
+            self.substituted += out is not NotImplemented
+        if out is NotImplemented:
+            out = func(*args, **(kwargs or {}))
         if not self._counts or func.is_view:
             return out
         given = (*args, *kwargs.values()) if kwargs else args  # out= is a keyword
@@ -85,7 +90,7 @@ class WorkspaceTracker(Operations):
     @property
     def live(self) -> int:
         """Bytes of live storages."""
-        return sum(nbytes for _, nbytes in list(self._known.values()))
+        return sum(map(_BYTES, list(self._known.values())))
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is counted."""

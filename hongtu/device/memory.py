@@ -100,8 +100,8 @@ class DeviceMemory(ABC):
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._buffers, name
-        self._buffers[name] = self._make((sets, *_room(shape, dtype, apart=apart)), dtype)
-        self._sets[name] = tuple(_rows(whole, shape) for whole in self._buffers[name])
+        made = self._buffers[name] = self._make((sets, *_room(shape, dtype, apart=apart)), dtype)
+        self._sets[name] = tuple([_rows(made[k], shape) for k in range(sets)])
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """The host's side of a pass's staging memory."""

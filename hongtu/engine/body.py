@@ -30,7 +30,6 @@ from hongtu.nn.block import Block, Rows
 from hongtu.nn.sparse_input import SparseInput
 from hongtu.plan.program.instruction import Stores as Stored
 from hongtu.plan.program.moves import Call, Compute, Ref
-from hongtu.plan.program.rows import FRONT, OwnRows, PartOfChunk
 
 
 class Body:
@@ -48,7 +47,8 @@ class Body:
         self.number, self.num_dst, self.set = chunk.number, chunk.num_dst, chunk.set
         self.graph = Graph()
         self.places: list[Saved] = []
-        self.settled = Settled(self.device.save)
+        several = chunk.p.view.chunks > 1  # else what one needs for a moment is freed as a whole
+        self.settled = Settled(self.device.save if several else None)
 
     def run(self, x: Compute) -> None:
         """On ``compute``."""
@@ -67,7 +67,7 @@ class Body:
     def call(self, x: Call) -> None:
         """Run one kernel."""
         here = self.registers
-        found: Iterable[Any] = getattr(self, x.kernel)(*[here[name] for name in x.takes], **x.keywords) or ()
+        found: Iterable[Any] = getattr(self, x.kernel)(*map(here.__getitem__, x.takes), **x.keywords) or ()
         for name, rows in zip(x.gives, found, strict=True):
             if name is not None:
                 here[name] = rows
@@ -78,17 +78,10 @@ class Body:
 
     def view(self, at: Ref, *, last: bool = False) -> tuple[Tensor]:
         """Rows where they lie; ``last``: nobody else wants those that the chunk has for itself."""
-        if isinstance(at.rows, PartOfChunk):
-            return (self.chunk.part(at.tensor, at.rows.start),)
         if at.where == "chunk":
             pieces = self.at.pieces[at.tensor]
             return (pieces.pop(self.number) if last else pieces[self.number],)
-        return (self.device.buffer(at.tensor)[: self.num_dst] if at.rows is FRONT else self._own(at),)
-
-    def _own(self, at: Ref) -> Tensor:
-        assert isinstance(at.rows, OwnRows)
-        before, (first, end) = at.rows.at(self.at.first), self.chunk.span(at.rows)
-        return self.device.buffer(at.tensor)[first - before : end - before]
+        return (self.chunk.on_device(at),)
 
     def pick(self, rows: Tensor, index: Tensor, *, buffer: str) -> tuple[Tensor]:
         """Those rows that the pass computes."""
@@ -260,7 +253,7 @@ class Body:
         return (there,)
 
     def _to_device(self, out: Tensor, index: Tensor | None, at: Ref, stores: Stores) -> Tensor:
-        rows = self._own(at)
+        rows = self.chunk.on_device(at)
         if index is None:
             return rows.copy_(out) if stores else rows.add_(out)
         if stores:

@@ -25,7 +25,7 @@ from hongtu.plan.memory.disk import Kept
 from hongtu.plan.program.instruction import Stores as Stored
 from hongtu.plan.program.moves import Copy, Ref
 from hongtu.plan.program.program import PassProgram
-from hongtu.plan.program.rows import DESTINATIONS, OwnRows, PartOfChunk, Selection, SlotsOfSources, SparsePart
+from hongtu.plan.program.rows import DESTINATIONS, FRONT, OwnRows, PartOfChunk, Selection, SlotsOfSources, SparsePart
 
 
 class Partition:
@@ -91,6 +91,7 @@ class Chunk:
         self.rows, self.index = p.view.destinations(number), p.view.row_in_chunk(number)
         self.num_dst = int(p.view.num_dst[number])
         self.own_number = number - i * p.view.chunks
+        self._slices: dict[Selection, slice] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -156,7 +157,7 @@ class Chunk:
         if isinstance(x.dst.rows, PartOfChunk):
             rows = array()
             rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
-            self.device.fill(self.part(x.dst.tensor, x.dst.rows.start), rows, x.link)
+            self.device.fill(self.on_device(x.dst), rows, x.link)
         elif x.in_place and not self.in_memory(x.src.kept):
             # through NumPy: the disk writes to other sets, which autograd counts as a write to all
             self.registers[x.dst.tensor] = torch.from_numpy(array().numpy())
@@ -174,10 +175,21 @@ class Chunk:
         """How many of the destinations are this rank's own: the first ones."""
         return self.p.view.destinations_before(self.number, self.at.own_end)
 
-    def part(self, buffer: str, start: tuple[np.ndarray, ...]) -> Tensor:
-        """The chunk's part of what stays on the device."""
-        begin, end = start[self.i][self.own_number : self.own_number + 2]
-        return self.device.buffer(buffer)[begin:end]
+    def on_device(self, ref: Ref) -> Tensor:
+        """The chunk's rows of a buffer, or its part of what stays on the device."""
+        found = self._slices.get(ref.rows)
+        if found is None:
+            found = self._slices[ref.rows] = self._slice(ref.rows)
+        return self.device.buffer(ref.tensor)[found]
+
+    def _slice(self, rows: Selection) -> slice:
+        if isinstance(rows, PartOfChunk):
+            return slice(*rows.start[self.i][self.own_number : self.own_number + 2].tolist())
+        if rows is FRONT:
+            return slice(self.num_dst)
+        assert isinstance(rows, OwnRows)
+        before, (first, end) = rows.at(self.at.first), self.span(rows)
+        return slice(first - before, end - before)
 
     def deliver(self, x: Copy) -> None:
         """What was written for a host tensor reaches it."""

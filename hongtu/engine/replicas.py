@@ -70,8 +70,7 @@ class Replicas:
 
     def reduce(self) -> None:
         """After passes: add the gradients up where the optimizer finds them."""
-        home = list(self.every[0].modules.parameters())
         for network in self.every[1:]:
-            for value, own in zip(home, network.modules.parameters(), strict=True):
+            for value, own in zip(self.every[0].modules.parameters(), network.modules.parameters(), strict=True):
                 if value.grad is not None and own.grad is not None:
                     value.grad += own.grad.to(value.device)

@@ -116,15 +116,17 @@ class Settled:
     """What one chunk keeps, in the memory that its device has for it; one copy of every storage.
 
     Args:
-        keep: copies a storage there; None where it may stay.
+        keep: copies a storage there, or gives None where it may stay; None: all may.
     """
 
-    def __init__(self, keep: Callable[[torch.UntypedStorage], torch.UntypedStorage | None]) -> None:
+    def __init__(self, keep: Callable[[torch.UntypedStorage], torch.UntypedStorage | None] | None) -> None:
         self._keep = keep
         self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage | None]] = {}
 
     def of(self, x: Tensor) -> Tensor:
         """The same numbers, where they stay."""
+        if self._keep is None:
+            return x
         storage = x.untyped_storage()
         if memory_id(storage) not in self._copies:
             self._copies[memory_id(storage)] = storage, self._keep(storage)

@@ -5,6 +5,8 @@ runs AVX-512 there: about twice as fast. But oneDNN makes code for every shape t
 millisecond and a megabyte each, and chunks are of many shapes. So products are cut into blocks of one shape, and MKL
 takes what is left. Not used for float64, which oneDNN does not multiply. A block's own output is the library's
 workspace, which nobody counts.
+
+Each function here gives NotImplemented where torch's own is as good.
 """
 
 from __future__ import annotations
@@ -57,14 +59,14 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
         return out
     if _sum_in_blocks(a, b):
         return _sum_of_products(a, b)
-    return aten.mm.default(a, b)
+    return NotImplemented
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """bias + a @ b, as ``torch.addmm``."""
     plain = beta == alpha == 1 and bias.dim() == 1 and bias.dtype == a.dtype and len(bias) == b.shape[1]
     if not (plain and _rows_in_blocks(a, b)):
-        return aten.addmm.default(bias, a, b, beta=beta, alpha=alpha)
+        return NotImplemented
     out = a.new_empty((len(a), b.shape[1]))
     _multiply(a, b, bias.contiguous(), out, add=False)
     return out
@@ -75,7 +77,7 @@ def addmm_(out: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
     if beta == alpha == 1 and out.dtype == a.dtype and _rows_in_blocks(a, b):
         _multiply(a, b, None, out, add=True)
         return out
-    return aten.addmm_.default(out, a, b, beta=beta, alpha=alpha)
+    return NotImplemented
 
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:

@@ -6,7 +6,11 @@ Legend: D destinations, S sources, C rows of a cache, E edges, F = H * K feature
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+
+STEP = 1 << 10  # edges whose features are at hand at a time: fresh memory for all of them takes longer than their sums
 
 
 def _destinations(indptr):
@@ -28,13 +32,24 @@ def _coefficients(indptr, num_edges, weight, mean, dtype):
 def _sums(form, rows, coefficient, index, start, x):
     """[rows, F]: the product of the sparse matrix that has these entries with x. By the loop under scipy's products,
     for what scipy does around it takes longer than the sums of a small graph."""
-    from scipy.sparse import _sparsetools  # takes a third of a second to import, which large graphs do without
-
     dtype = np.result_type(coefficient, x)
     out, x = np.zeros((rows, x.shape[1]), dtype), np.ascontiguousarray(x, dtype)
     values, start = np.ascontiguousarray(coefficient, dtype), start.astype(index.dtype)
-    getattr(_sparsetools, f"{form}_matvecs")(rows, *x.shape, start, index, values, x.ravel(), out.ravel())
+    _loop(form)(rows, *x.shape, start, index, values, x.ravel(), out.ravel())
     return out
+
+
+@cache
+def _loop(form):
+    from scipy.sparse import _sparsetools  # takes a third of a second to import, which large graphs do without
+
+    return getattr(_sparsetools, f"{form}_matvecs")
+
+
+def _sums_by_head(form, rows, alpha_EH, index, start, x_RF):
+    """[rows, F]: ``_sums`` of the channels of each head, with its coefficients."""
+    by_head = zip(alpha_EH.T, np.split(x_RF, alpha_EH.shape[1], 1), strict=True)
+    return np.concatenate([_sums(form, rows, alpha_E, index, start, x_RK) for alpha_E, x_RK in by_head], 1)
 
 
 def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, out_DF):
@@ -139,18 +154,22 @@ def loop_mask(indptr, local_source, sources, destinations, out_E):
 
 def segment_softmax(indptr, logits_EH, mask_E, extra_DH, out_EH, out_extra_DH):
     """Softmax over the in-edges of each destination that are not masked, and over its extra logit."""
-    destination, kept_E1 = _destinations(indptr), ~mask_E[:, None] if len(mask_E) else True
+    destination = _destinations(indptr)
     highest_DH, total_DH = np.empty((2, len(indptr) - 1, logits_EH.shape[1]), logits_EH.dtype)
-    _extrema(indptr, np.maximum, np.where(kept_E1, logits_EH, -np.inf), highest_DH, -np.inf)
+    if len(mask_E):
+        logits_EH = np.where(mask_E[:, None], -np.inf, logits_EH)
+    _extrema(indptr, np.maximum, logits_EH, highest_DH, -np.inf)
     if len(extra_DH):
         highest_DH = np.maximum(highest_DH, extra_DH)
         out_extra_DH[:] = np.exp(extra_DH - highest_DH)
-    out_EH[:] = np.exp(logits_EH - highest_DH[destination], out=np.zeros_like(out_EH), where=kept_E1)
+    np.exp(logits_EH - highest_DH.take(destination, 0), out=out_EH)
+    out_EH[mask_E.nonzero()] = 0
     segment_sum(indptr, out_EH, total_DH)
     if len(extra_DH):
         total_DH += out_extra_DH
         out_extra_DH /= total_DH
-    np.divide(out_EH, total_DH[destination], out=out_EH, where=kept_E1)
+    out_EH /= total_DH.take(destination, 0)
+    out_EH[mask_E.nonzero()] = 0
 
 
 def segment_softmax_backward(
@@ -167,28 +186,26 @@ def segment_softmax_backward(
 
 def attend(indptr, local_source, alpha_EH, rows_CF, out_DF):
     """out[d, h] = sum over in-edges e of alpha[e, h] * rows[source of e, h]."""
-    channels = out_DF.shape[1] // alpha_EH.shape[1]
-    segment_sum(indptr, np.repeat(alpha_EH, channels, 1) * rows_CF[local_source, : out_DF.shape[1]], out_DF)
+    out_DF[:] = _sums_by_head("csr", len(out_DF), alpha_EH, local_source, indptr, rows_CF[:, : out_DF.shape[1]])
 
 
 def attend_transpose(indptr, local_source, alpha_EH, grad_DF, out_CF):
     """Adds alpha[e, h] * grad[destination of e, h] to the row of each edge's source."""
-    width = grad_DF.shape[1]
-    messages_EF = np.repeat(alpha_EH, width // alpha_EH.shape[1], 1) * grad_DF[_destinations(indptr)]
-    scatter_add_edges(local_source, messages_EF, out_CF[:, :width])
+    out_CF[:, : grad_DF.shape[1]] += _sums_by_head("csc", len(out_CF), alpha_EH, local_source, indptr, grad_DF)
 
 
 def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
     """out[e, h] = <rows[source of e, h], grad[destination of e, h]>."""
-    num_edges, heads = out_EH.shape
-    width = grad_DF.shape[1]
-    product_EF = rows_CF[local_source, :width] * grad_DF[_destinations(indptr)]
-    out_EH[:] = product_EF.reshape(num_edges, heads, width // heads).sum(2)
+    (num_edges, heads), width = out_EH.shape, grad_DF.shape[1]
+    destination, rows_CF = _destinations(indptr), np.ascontiguousarray(rows_CF[:, :width])
+    for part in (slice(first, first + STEP) for first in range(0, num_edges, STEP)):
+        product_PF = rows_CF.take(local_source[part], 0) * grad_DF.take(destination[part], 0)
+        out_EH[part] = product_PF.reshape(-1, heads, width // heads).sum(2)
 
 
 def gat_logits(indptr, local_source, query_DH, key_SH, own_DX, slope, own_logits_DH, logits_EH):
     """leaky_relu(source's + destination's logit) of every edge, and of every loop."""
-    both_EH = key_SH[local_source] + query_DH[_destinations(indptr)]
+    both_EH = key_SH.take(local_source, 0) + query_DH.take(_destinations(indptr), 0)
     both_DH = own_DX[:, own_DX.shape[1] - query_DH.shape[1] :] + query_DH[: len(own_DX)]
     logits_EH[:], own_logits_DH[:] = (np.where(x > 0, x, slope * x) for x in (both_EH, both_DH))
 
@@ -218,8 +235,8 @@ def gat_transpose(indptr, local_source, inner_DH, query_DH, grad_DF, slope, rows
     attend_transpose(indptr, local_source, alpha_EH, grad_DF, grad_SX)
     grad_EH = np.empty_like(alpha_EH)
     attend_alpha_gradient(indptr, local_source, rows_SX, grad_DF, grad_EH)
-    slopes = np.where(rows_SX[local_source, width:] + query_DH[destination] > 0, 1, slope)
-    alpha_EH *= (grad_EH - inner_DH[destination]) * slopes
+    logits_EH = rows_SX[:, width:].take(local_source, 0) + query_DH.take(destination, 0)
+    alpha_EH *= (grad_EH - inner_DH.take(destination, 0)) * np.where(logits_EH > 0, 1, slope)
     scatter_add_edges(local_source, alpha_EH, grad_SX[:, width:])
 
 

@@ -45,8 +45,10 @@ class Fingerprint:
             attributes = vars(module)
             held.append(type(module))
             held += [value for name, value in attributes.items() if name != "training"]
-            for parts in [attributes[name] for name in HOLDS if attributes.get(name)]:
-                held += parts.values()
-            parameters = [p for p in attributes.get("_parameters", {}).values() if p is not None]
-            forms += [(p.dtype, p.requires_grad, None if type(p) in LAZY else p.shape) for p in parameters]
+            for name in HOLDS:
+                if parts := attributes.get(name):
+                    held += parts.values()
+            for p in attributes.get("_parameters", {}).values():
+                if p is not None:
+                    forms.append((p.dtype, p.requires_grad, None if type(p) in LAZY else p.shape))
         return held, forms

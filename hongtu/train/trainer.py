@@ -238,7 +238,7 @@ class Trainer(Trainable):
                 self.decoder = trained_decoder(loss)
                 if self.decoder is not None:
                     self.decoder.to("cpu", dtype)  # where pairs are scored
-                self.optimizer = make_optimizer(optimizer, iter(self._learned))
+                self.optimizer = make_optimizer(optimizer, (p for _, p in self._named))
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None
                 self._input = self._with_sparse_rows(loss)
@@ -375,14 +375,12 @@ class Trainer(Trainable):
 
     def _differentiate(self, engine: Engine) -> tuple[float, float, list[nn.Parameter]]:
         """When it began, the loss, and all that is learned, with its gradients."""
-        start, parameters = perf_counter(), self._learned
+        start, named = perf_counter(), self._named
+        parameters = [p for _, p in named]
         with deterministic_torch(self.deterministic):
             with hooks_once(parameters, self._resting):
                 alike = partial(stepped, self.model, self.optimizer)
                 loss = self.ranks.add_gradients(parameters, engine.train(self.epoch), alike)
-            named = [*self.model.named_parameters()]
-            if self.decoder is not None:
-                named += self.decoder.named_parameters(prefix=DECODER)
             copies = self._copies or self.clip_grad_norm is not None or self.plan.shape.copies_gradients
             found = {name: p.grad.clone() if copies else p.grad for name, p in named if p.grad is not None}
             if self.embedding is not None and self.embedding.weight.requires_grad:
@@ -397,9 +395,10 @@ class Trainer(Trainable):
         return start, loss, parameters
 
     @property
-    def _learned(self) -> list[nn.Parameter]:
-        """What the optimizer steps."""
-        return [*self.model.parameters(), *(() if self.decoder is None else self.decoder.parameters())]
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        """What the optimizer steps, by name."""
+        decoder = () if self.decoder is None else self.decoder.named_parameters(prefix=DECODER)
+        return [*self.model.named_parameters(), *decoder]
 
     @property
     def _engine(self) -> Engine:

@@ -72,3 +72,4 @@ def test_a_storage_is_copied_once_and_views_of_it_stay_views():
     part, whole = settled.of(x[2:4]), settled.of(x.view(2, 3).T)
     assert part.tolist() == [2, 3] and whole.tolist() == x.view(2, 3).T.tolist() and settled.of(small) is small
     assert part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() != x.data_ptr() and len(copied) == 2
+    assert Settled(None).of(x) is x

@@ -16,7 +16,7 @@ from hongtu.kernels import (
     transposes,
 )
 
-WIDTHS = [1, 3, 47, 128, 130]
+WIDTHS = [1, 3, 47, 128, 130, 16]
 NO_SLOTS = np.empty(0, np.int32)
 DEGREES = {
     "empty": [],
