@@ -1,10 +1,12 @@
 # Everything runs in .venv; its two stamps say which dependencies it holds (.runtime, and .dev or .docs on top of it).
-# `make test-floor` runs `make test` in .venv-floor, where what hongtu depends on is as old as pyproject.toml allows.
+# `make test-floor` runs `make test` in .venv-floor, where what hongtu depends on is as old as pyproject.toml allows, and
+# `make test-newest` in .venv-newest, where it is as new as pip finds.
 
 PYTHON ?= python3
 VENV := .venv
 CONSTRAINTS := constraints.txt
 FLOOR := .venv-floor
+NEWEST := .venv-newest
 BIN := $(VENV)/bin
 WORKERS ?= 2
 GRAPH ?=
@@ -23,7 +25,7 @@ BOUNDS := tests/kernels/test_kernels.py tests/nn/test_dropout.py tests/train/tes
 SPARSE := tests/device/test_torch_sparse.py tests/nn/test_block.py tests/preprocess tests/bench tests/pyg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test test-all test-dev test-floor torch-sparse bounds bench gpu-check gpu-more docs lint format clean
+.PHONY: help demo package test test-all test-dev test-floor test-newest torch-sparse bounds bench gpu-check gpu-more docs lint format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,10 +40,14 @@ test-all: $(VENV)/.dev  ## run every case of every test that needs no GPU (REST=
 	$(TESTS) $(if $(REST),--rest)
 
 test-dev: $(VENV)/.dev  ## `make test` in Python's development mode, where a warning of this repository's code is an error
-	PYTHONDEVMODE=1 $(TESTS) --sample -o 'filterwarnings=error:::(hongtu|tests|experiments)(\.|$$)'
+	PYTHONDEVMODE=1 $(TESTS) --sample -o 'filterwarnings=error:::(hongtu|tests|experiments)(\.|$$)' \
+	    -W 'ignore:Sparse:UserWarning'  # torch's notices that sparse tensors are young, and not checked
 
 test-floor: $(FLOOR).txt  ## `make test` with the lowest versions that pyproject.toml names, in an environment of its own
 	$(MAKE) test VENV=$(FLOOR) CONSTRAINTS=$(FLOOR).txt
+
+test-newest: $(NEWEST).txt  ## `make test` with the newest versions that pip finds, in an environment of its own
+	$(MAKE) test VENV=$(NEWEST) CONSTRAINTS=$(NEWEST).txt
 
 torch-sparse: $(VENV)/.dev  ## build torch-sparse, a quarter of an hour, and run the tests that use it
 	$(INSTALL) --no-build-isolation torch-scatter torch-sparse
@@ -65,8 +71,9 @@ docs: $(VENV)/.docs  ## build the documentation in site/; a warning is an error
 package:  ## build the wheel and the source distribution in dist/, and train in an empty environment with the wheel alone
 	rm -rf dist .venv-package
 	$(PYTHON) -m venv .venv-package
-	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check build
+	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check build twine
 	.venv-package/bin/python -m build --outdir dist .
+	.venv-package/bin/python -m twine check --strict dist/*
 	rm -rf .venv-package
 	$(PYTHON) -m venv .venv-package
 	.venv-package/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
@@ -85,19 +92,21 @@ format: $(VENV)/.dev  ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove the virtual environment, caches and build products
-	rm -rf $(VENV) $(FLOOR) $(FLOOR).txt build dist site .demo .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(FLOOR) $(FLOOR).txt $(NEWEST) $(NEWEST).txt build dist site .demo .pytest_cache .hypothesis .mypy_cache .ruff_cache *.egg-info
 	find hongtu preprocess cuda_ext tests experiments -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(FLOOR).txt: pyproject.toml
 	sed '/^\[dependency-groups\]/,$$d' pyproject.toml | grep -oE '"[A-Za-z0-9_-]+>=[0-9.]+' | sed 's/"//; s/>=/==/' \
-	    | grep -vE '^(setuptools|cuda-bindings|torch)=' > $@
-	grep '^torch==' constraints.txt >> $@  # an older one comes as gigabytes of its CUDA build
+	    | grep -vE '^(setuptools|cuda-bindings)=' > $@
+
+$(NEWEST).txt:
+	touch $@
 
 $(VENV)/.runtime: $(REQUIREMENTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "hongtu needs Python 3.10 or newer and '$(PYTHON)' is not: try 'make PYTHON=python3.11 ...'" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) pip
+	$(INSTALL) 'pip>=25.1'  # knows dependency groups
 	$(INSTALL) -e .
 	@touch $@
 

@@ -203,7 +203,7 @@ def parse_bytes(text: str | int) -> int:
     match = None if isinstance(text, int) else _BYTES.fullmatch(str(text).strip())
     unit = _UNITS.get(match[2].upper() or "B") if match else None
     number: float = text if isinstance(text, int) and not isinstance(text, bool) else 0
-    if match and unit and math.isfinite(float(match[1])):
+    if match and unit and math.isfinite(float(match[1]) * unit):
         number = float(match[1]) * unit
     size = int(number)
     if size <= 0 or (unit == 1 and size != number) or (isinstance(text, float) and size < 1024):

@@ -181,8 +181,8 @@ def refused_as(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError, RuntimeError) as error:
-        if type(error) not in (TypeError, ValueError, RuntimeError):  # ours, or memory that ran out
+    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, ArithmeticError, LookupError) as error:
+        if type(error).__module__ != "builtins":  # ours, or memory that ran out
             raise
         raise InputError(f"{what}: {' '.join(str(error).split())}; {remedy}") from error
 

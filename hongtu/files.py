@@ -6,8 +6,10 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from hongtu.errors import InputError, OutputError, uninterrupted
 
 Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
 PARTIAL = ".partial-"  # in the name of a file that is not complete
+LONGEST_TEXT = 16 << 20  # bytes of a file of settings
 LOCK = ".running"  # in a directory that a run writes in
 
 
@@ -47,11 +50,46 @@ def read_json(file: Path, remedy: str) -> Any:
         InputError: with the remedy, when it cannot be read, or is something else.
     """
     try:
-        return json.loads(file.read_text("utf-8"))
+        return json.loads(read_text(file))
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror or error}); {remedy}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON ({error}); {remedy}") from None
+
+
+def read_text(file: Path) -> str:
+    """Of a file of settings, in UTF-8. One that was handed over may be a pipe without a writer, a link to a device
+    without an end, or a hole of many GiB.
+
+    Raises:
+        OSError: when it cannot be read, or is no file, or not such a small one; UnicodeDecodeError.
+    """
+    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("not a file")
+        if status.st_size > LONGEST_TEXT:
+            raise OSError(f"{status.st_size} bytes, expected at most {LONGEST_TEXT}")
+        return stream.read().decode("utf-8")
+
+
+def check_stored(file: Path) -> None:
+    """Refuse a file of torch's that would unpack to more than it is; torch compresses nothing.
+
+    Raises:
+        InputError: naming what is compressed.
+        ValueError, OSError: when that cannot be told.
+    """
+    with open(file, "rb") as stream:
+        if stream.read(4) != b"PK\3\4":  # by which torch knows an archive
+            return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            found = [member.filename for member in archive.infolist() if member.file_size > member.compress_size]
+    except Exception as error:  # of a damaged one: BadZipFile, but also UnicodeDecodeError, NotImplementedError, ...
+        raise ValueError(f"a damaged archive: {error}") from None
+    if found:
+        raise InputError(f"{file}: {found[0]} is compressed, which torch.save does not do; save it anew")
 
 
 def check_new_directory(path: Path) -> None:
@@ -104,8 +142,9 @@ def make_directory(path: Path) -> None:
 
 
 def not_linked(path: str, flags: int) -> int:
-    """The opener of files in a directory that somebody may have handed over: no link leads elsewhere."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """The opener of files in a directory that somebody may have handed over: no link leads elsewhere, and no pipe is
+    waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def write_text(file: Path, text: str, default: str) -> None:

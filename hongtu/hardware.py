@@ -14,8 +14,8 @@ from typing import Any
 from hongtu.errors import InputError
 
 OPTIONAL_BYTES = ("device_memory", "cache", "largest_reused")
-# what hongtu 0.2 called a rate, among more of them
-OF_0_2 = {"memory_bandwidth": "sweep_bandwidth", "chunk_seconds": "stage_seconds", "disk_link": "recall_link"}
+# what earlier profiles call a rate, among more of them
+EARLIER = {"memory_bandwidth": "sweep_bandwidth", "chunk_seconds": "stage_seconds", "disk_link": "recall_link"}
 MARGIN = 16  # one part in so many of a device's memory is left to the driver and to libraries
 ALIGNMENT = 256  # bytes, at a multiple of which every planned buffer begins in a device's own memory
 LANE, LEAST_PADDED = 16, 64  # bytes: what a lane moves, and the shortest row that is padded
@@ -207,7 +207,7 @@ def load_hardware(name_or_path: Hardware | str | os.PathLike[str]) -> Hardware:
     known = {field.name for field in fields(Hardware)}
     needed = {field.name for field in fields(Hardware) if field.default is MISSING}
     if isinstance(entries, dict) and "sweep_bandwidth" in entries:
-        entries |= {new: entries[old] for new, old in OF_0_2.items() if old in entries}
+        entries |= {new: entries[old] for new, old in EARLIER.items() if old in entries}
         entries = {name: value for name, value in entries.items() if name in known}
     if not isinstance(entries, dict) or not needed <= entries.keys() <= known:
         found = set(entries) if isinstance(entries, dict) else set()

@@ -72,7 +72,7 @@ def num_threads() -> int:
 @cache
 def _without_torch() -> int:
     stated = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(stated) if stated.isdigit() and int(stated) else usable_cores()
+    return int(stated) if stated.isdecimal() and int(stated) else usable_cores()
 
 
 def follow_quota() -> None:

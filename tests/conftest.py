@@ -114,6 +114,7 @@ def plain_propagate() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def few_objects() -> None:
     """What earlier tests and their imports left stays: garbage is collected without a look at all of it each time."""
+    gc.set_threshold(10_000)
     gc.collect()
     gc.freeze()
 

@@ -19,7 +19,6 @@ from hongtu.errors import BudgetError
 from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program.check import check_program
-from hongtu.plan.program.compile import compile_plan
 from tests.models import Model
 from tests.problems import Problem, prepare
 
@@ -80,7 +79,7 @@ def make_trainer(model: Model, problem: Problem, grain: tuple[int, int] = (1, 1)
     if options.get("device_memory") == "smallest":
         options["device_memory"] = smallest_of(model, problem, grain, **options)
     trainer = hongtu.Trainer(artifact, model.build(problem), **options)
-    check_program(compile_plan(trainer.plan))
+    check_program(trainer.plan.program)
     return trainer
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import hongtu
 from hongtu.errors import InputError, OutputError
+from hongtu.files import LONGEST_TEXT
 
 PACKAGES = ("torch", "torch_geometric", "numpy")
 CPUINFO = Path("/proc/cpuinfo")
@@ -53,15 +54,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: naming the first line that is no JSON object.
     """
-    return list(_rows(path)) if path.exists() else []
+    return list(_rows(path)) if path.is_file() else []
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a file of JSON lines ({error})") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -69,6 +66,14 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict):
             raise InputError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
         yield row
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            yield from iter(lambda: stream.readline(LONGEST_TEXT), "")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a file of JSON lines ({error})") from error
 
 
 def version_of(package: str) -> str | None:

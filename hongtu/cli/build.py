@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
@@ -32,7 +34,8 @@ def make_layers(config: ModelConfig, artifact: Artifact, classes: int | None = N
         classes = config.hidden if artifact.task == "links" else artifact.num_classes
     if config.modules:
         widths = {"features": artifact.feature_width, "classes": classes}
-        return [named_call(text, (hongtu.nn, nn), "modules", widths)() for text in config.modules]
+        calls = {text: named_call(text, (hongtu.nn, nn), "modules", widths) for text in config.modules}
+        return [_made(f"--modules {text!r}", lambda call: call())(calls[text]) for text in config.modules]
     if ":" in config.model:
         made = own_model(config.model, artifact)
         return list(made) if isinstance(made, list | tuple) else from_pyg(made)
@@ -220,7 +223,16 @@ def _optimizer(config: TrainConfig) -> Callable[[Any], Any]:
 
 
 def _scheduler(text: str, call: partial[Any]) -> Any:
-    return _made(f"--scheduler {text!r}", lambda optimizer: call.func(optimizer, *call.args, **call.keywords))
+    """One that has stepped once, on a copy: torch looks at some arguments then."""
+
+    def make(optimizer: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a step before the optimizer's
+            trial = call.func(copy.deepcopy(optimizer), *call.args, **call.keywords)
+            trial.step(*([0.0] if "metrics" in inspect.signature(trial.step).parameters else []))
+        return call.func(optimizer, *call.args, **call.keywords)
+
+    return _made(f"--scheduler {text!r}", make)
 
 
 def _made(option: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:

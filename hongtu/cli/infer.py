@@ -137,8 +137,13 @@ def _load(path: Path, remedy: str, *, trusted: bool) -> Any:
     """
     import torch
 
+    from hongtu.files import check_stored
+
     try:
+        check_stored(path)
         return torch.load(path, map_location="cpu", weights_only=not trusted)
+    except InputError:
+        raise
     except Exception as error:  # of the file system, of zip, of pickle, of whatever the file runs
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if not trusted and isinstance(error, pickle.UnpicklingError):

@@ -76,6 +76,7 @@ def _run(argv: list[str] | None, signals: Signals) -> int:
     code = 0
     try:
         try:
+            signals.begin()
             with shared_cores:
                 end_with_torchrun()
                 _execute(argv)

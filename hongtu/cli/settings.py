@@ -57,8 +57,11 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
     Raises:
         InputError: for what is no such file, an unknown name, with the nearest known one, or a value of another type.
     """
+    from hongtu.files import read_text  # numpy with it
+
     try:
-        found = _toml(path) if path.suffix == ".toml" else json.loads(path.read_text("utf-8"))
+        text = read_text(path)
+        found = _toml(text) if path.suffix == ".toml" else json.loads(text)
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -75,9 +78,9 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
     return found
 
 
-def _toml(path: Path) -> Any:
+def _toml(text: str) -> Any:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    return toml.loads(path.read_text("utf-8"))
+    return toml.loads(text)
 
 
 def to_toml(config: Any) -> str:

@@ -75,7 +75,13 @@ class Signals:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self.over = False
+        self._begun = self.over = False
+
+    def begin(self) -> None:
+        """From now on the first raises, one that came before this, too."""
+        self._begun = True
+        if self.first is not None:
+            raise Interrupted(self.first)
 
     def install(self) -> dict[int, Any]:
         """Handle the signals, but for those that whoever started the process had it ignore (``nohup``, ``&`` in a
@@ -89,7 +95,8 @@ class Signals:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.first is None and not self.over:
             self.first = number
-            raise Interrupted(number)
+            if self._begun:
+                raise Interrupted(number)
 
     def again(self, lost: Any) -> None:
         """Where Python loses the exception, as in a finalizer, raise it anew, outside of that."""
@@ -116,7 +123,7 @@ def _frames(thread: int) -> Iterator[FrameType]:
 
 @contextmanager
 def stoppable() -> Iterator[Signals]:
-    """Signals raise ``Interrupted`` inside, in the main thread."""
+    """Signals raise ``Interrupted`` inside, in the main thread, from ``begin`` on."""
     signals = Signals()
     if threading.current_thread() is not threading.main_thread():  # only that one may set a handler
         yield signals

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
@@ -34,8 +34,11 @@ def each_block(work: Callable[[int], object], blocks: int) -> None:
     def take_turns(number: int) -> None:
         os.sched_setaffinity(0, own[number])  # else several may come to one processor, beside somebody else's thread
         with torch.no_grad(), torch.inference_mode(inference):
-            for k in turns:
-                work(k)
+            try:
+                for k in turns:
+                    work(k)
+            finally:
+                _end(turns)
 
     inference = torch.is_inference_mode_enabled()
     others = [_pool(threads - 1).submit(take_turns, number) for number in range(1, threads)]
@@ -44,14 +47,19 @@ def each_block(work: Callable[[int], object], blocks: int) -> None:
         take_turns(0)
     finally:
         try:
-            for _ in turns:  # after an error nobody goes on
-                pass
+            _end(turns)
             wait(others)
         finally:
             torch.set_num_threads(threads)  # also of threads that begin later
             os.sched_setaffinity(0, every)
     for other in others:
         other.result()
+
+
+def _end(turns: Iterator[int]) -> None:
+    """After an error nobody goes on."""
+    for _ in turns:
+        pass
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -22,6 +22,7 @@ from hongtu.model.checks import drops
 from hongtu.model.link_loss import LinkLoss, Score, link_scores, ranks, ranks_among, trained_decoder
 from hongtu.model.link_pairs import EdgesOfSplit, LinkPairs
 from hongtu.model.loss_terms import check_alone
+from hongtu.model.rows_alone import ROWS
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import dropout_key
 
@@ -110,21 +111,19 @@ class EdgeLoss:
         if self.beside is not None:
             self.beside.check_output(columns, dtype)
         ends, negatives = self._pairs.form("train")
-        counts = [1, 1, *[negatives] * ends]
-        rows = [torch.zeros(count, columns, dtype=dtype, requires_grad=True) for count in counts]
+        counts = [ROWS * count for count in (1, 1, *[negatives] * ends)]
+        numbers = torch.sin(torch.arange(sum(counts) * columns, dtype=dtype)).reshape(-1, columns)
         one = next(self._pairs.blocks("train")).relation
+
+        def losses(*rows: Tensor) -> Tensor:
+            return self._losses(None if one is None else one[:1].expand(len(rows[0])), *rows)
+
+        leaves = [x.requires_grad_() for x in numbers.split(counts)]
         with torch.enable_grad(), refused_as("LinkLoss: its decoder or loss", self.remedy):
-            losses = self._losses(None if one is None else one[:1], *rows)
-        self._check_leaves(losses, rows)
-        self._check_shape(losses, 1)
-        of_two = [2 * count for count in counts]
-        numbers = torch.sin(torch.arange(sum(of_two) * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
-        alike = None if one is None else one[:1].expand(2)
-        check_alone(
-            "LinkLoss: its decoder or loss",
-            lambda *rows: self._losses(None if alike is None else alike[: len(rows[0])], *rows),
-            *numbers.split(of_two),
-        )
+            found = losses(*leaves)
+        self._check_leaves(found, leaves)
+        self._check_shape(found, ROWS)
+        check_alone("LinkLoss: its decoder or loss", losses, *numbers.split(counts))
 
     @staticmethod
     def _check_shape(losses: Tensor, count: int) -> None:

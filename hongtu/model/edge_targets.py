@@ -19,6 +19,7 @@ from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.link_loss import LinkLoss, logistic, target_task
 from hongtu.model.link_pairs import EdgesOfSplit
 from hongtu.model.loss_terms import DEFAULT, check_alone
+from hongtu.model.rows_alone import ROWS
 from hongtu.model.vertex_loss import MeanLoss
 
 _SPLITS = ("train", "val", "test")
@@ -86,17 +87,16 @@ class EdgeTargets(EdgeLoss):
     def check_output(self, columns: int, dtype: torch.dtype) -> None:
         if self.beside is not None:
             self.beside.check_output(columns, dtype)
-        numbers = torch.sin(torch.arange(4 * columns, dtype=dtype)).reshape(4, columns).requires_grad_()
+        numbers = torch.sin(torch.arange(2 * ROWS * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
         one = next(self._pairs.blocks("train")).relation
-        alike = None if one is None else one[:1].expand(2)
 
         def decoded(source: Tensor, destination: Tensor) -> Tensor:
-            return self._decoded(source, destination, None if alike is None else alike[: len(source)])
+            return self._decoded(source, destination, None if one is None else one[:1].expand(len(source)))
 
         with torch.enable_grad(), refused_as("LinkLoss: its decoder", self.remedy):
-            found = decoded(*numbers.split(2))
+            found = decoded(*numbers.split(ROWS))
         self._check_leaves(found, [numbers])
-        check_alone("LinkLoss: its decoder", lambda *ends: decoded(*ends).sum(dim=1), *numbers.split(2))
+        check_alone("LinkLoss: its decoder", lambda *ends: decoded(*ends).sum(dim=1), *numbers.detach().split(ROWS))
         self._mean.check_output(found.shape[1], dtype)
 
     def scores(self, out_VC: Tensor, seed: int, metrics: Any = None) -> dict[str, float]:

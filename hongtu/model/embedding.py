@@ -6,6 +6,7 @@ passes that would flush the gradient of features; the optimizer is torch's own a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from hongtu.graph.artifact import Artifact
 
 NAME = "embedding.weight"
+BLOCK = 1 << 20  # values that are drawn at a time
 
 
 class VertexRows:
@@ -70,26 +72,39 @@ class Embedding(VertexRows):
         dtype: torch.dtype,
         each: Callable[[Tensor], Iterator[Tensor]],
     ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        whole = artifact.whole
-        rows = torch.randn((whole.num_vertices, whole.feature_width), generator=generator)
-        super().__init__(artifact.original_id, rows)
+        weight = torch.empty((artifact.num_vertices, artifact.feature_width), dtype=dtype)
+        super().__init__(artifact.original_id, nn.Parameter(weight))
         self._artifact, self._each = artifact, each
-        self._whole = VertexRows(whole.original_id, rows.new_empty(0))
-        self.weight = nn.Parameter(self.renumbered(rows).to(dtype))
+        order = torch.argsort(self._ids)
+        for first, rows in first_rows(artifact.whole.num_vertices, artifact.feature_width, seed):
+            bounds = torch.searchsorted(self._ids, torch.tensor([first, first + len(rows)]), sorter=order)
+            here = order[slice(*bounds.tolist())]
+            weight[here] = rows[self._ids[here] - first].to(dtype)
         self.optimizer = make_optimizer([self.weight])
 
     def ordered(self, rows: Tensor) -> Tensor:
-        return self._whole.ordered(self._of_all(rows))
+        if self._is_whole:
+            return super().ordered(rows)
+        ids = self._artifact.whole.original_id
+        return self._of_all(rows, lambda first, end: torch.from_numpy(ids[first:end].astype(np.int64)))
 
     def own(self, rows: Tensor) -> Tensor:
         """Those of this rank's vertices."""
         return self._artifact.own(rows)
 
-    def _of_all(self, rows: Tensor) -> Tensor:
-        """[V, ...] in new order."""
-        parts = list(self._each(self.own(rows)))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    @property
+    def _is_whole(self) -> bool:
+        return self._artifact.whole is self._artifact
+
+    def _of_all(self, rows: Tensor, place: Callable[[int, int], Any] = slice) -> Tensor:
+        """[V, ...] in new order, or where ``place`` says of new ids from a first one up to an end."""
+        if self._is_whole:
+            return rows
+        found, first = rows.new_empty((self._artifact.whole.num_vertices, *rows.shape[1:])), 0
+        for part in self._each(self.own(rows)):
+            found[place(first, first + len(part))] = part
+            first += len(part)
+        return found
 
     def step(self) -> None:
         """Update every row by ``weight.grad``."""
@@ -111,7 +126,10 @@ class Embedding(VertexRows):
         self.optimizer.load_state_dict(self._moved(state["optimizer"], length, self._whole_to_here))
 
     def _whole_to_here(self, rows: Tensor) -> Tensor:
-        return rows if self._artifact.whole is self._artifact else self.renumbered(self._whole.ordered(rows))
+        """[V, ...] in new order, of which this rank's stay."""
+        if self._is_whole:
+            return rows
+        return self.renumbered(VertexRows(self._artifact.whole.original_id, rows).ordered(rows))
 
     def _moved(self, state: dict[str, Any], length: int, move: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """An optimizer's state, what it has of every row moved from or to all ranks."""
@@ -126,6 +144,15 @@ class Embedding(VertexRows):
     def state_bytes(self) -> int:
         """Bytes of the optimizer's state."""
         return state_bytes(self.optimizer)
+
+
+def first_rows(num_vertices: int, width: int, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """The rows of ``torch.randn((num_vertices, width))`` in the original order, in blocks, each with the number of its
+    first row. Torch draws 16 values at a time, and the last 16 again where the last values are fewer."""
+    generator, block = torch.Generator().manual_seed(seed), 16 * max(1, BLOCK // (16 * max(1, width)))
+    firsts = [*range(0, max(1, num_vertices - 16), block), num_vertices]
+    for first, end in itertools.pairwise(firsts):
+        yield first, torch.randn((end - first, width), generator=generator)
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -19,6 +19,7 @@ from hongtu.config import LOSSES
 from hongtu.errors import InputError, names_known
 from hongtu.graph.given import as_array
 from hongtu.model.link_loss import LinkLoss
+from hongtu.model.rows_alone import Function, Result, distance, find_mixture
 from hongtu.model.torch_losses import PerVertex, as_module, is_torchs
 
 VertexLoss = Callable[[Tensor, Tensor], Tensor]
@@ -202,26 +203,35 @@ def vertex_weight_of(weight: Any, original_id: np.ndarray) -> np.ndarray | None:
     return given.astype(np.float64)[original_id]
 
 
-def check_alone(title: str, losses: Callable[..., Tensor], *two: Tensor) -> None:
-    """Refuse losses that mix rows: of two and of the first alone it must be the same. What draws numbers of its own, or
-    gives other ones when it is called again, is not seen.
+def check_alone(title: str, losses: Callable[..., Tensor], *given: Tensor) -> None:
+    """Refuse losses that mix rows, or that change with their calls.
 
     Args:
         title: what they are called.
-        two: what two losses are computed from; their halves are those of one.
+        losses: gives those of as many rows as it is given, [R]; may draw from torch's generator.
+        given: what losses of ``ROWS`` rows are computed from: one row for each, or several; the floats first.
 
     Raises:
         InputError: with the title.
     """
+    state = torch.get_rng_state()
+
+    def call(given: Sequence[Tensor]) -> Result:
+        torch.set_rng_state(state)
+        found = losses(*given)
+        after = torch.get_rng_state()
+        return Result([found], [] if torch.equal(state, after) else [after])
+
+    leaves = sum(x.is_floating_point() for x in given)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        before = torch.get_rng_state()
-        found, one, again = (losses(*(x[: len(x) * count // 2].clone() for x in two)) for count in (2, 1, 2))
-        if not torch.equal(torch.get_rng_state(), before):
-            return
-    if any(not isinstance(x, Tensor) or x.shape != (n,) for x, n in ((found, 2), (one, 1), (again, 2))):
-        return  # refused with what was expected
-    if torch.equal(found, again) and not torch.allclose(found[:1], one, rtol=1e-4, atol=1e-6, equal_nan=True):
-        raise InputError(
-            f"{title} mixes the rows that it is given, which would be those of a chunk instead of all; what it gives "
-            "for one must not depend on the others"
-        )
+        first, again = (call([x.detach().requires_grad_(x.is_floating_point()) for x in given]).rows[0] for _ in "ab")
+        if distance(first, again, first):
+            raise InputError(
+                f"{title} gives something else when it is called again with the same rows, as it is for each chunk; "
+                "keep nothing between calls, and draw from torch's generator"
+            )
+        if find_mixture(Function(call, tuple(given), leaves)) is not None:
+            raise InputError(
+                f"{title} mixes the rows that it is given, which would be those of a chunk instead of all; what it "
+                "gives for one must not depend on the others, or on its place"
+            )

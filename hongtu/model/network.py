@@ -244,8 +244,9 @@ class Network(Structure):
         if wrong or (edges is not None and len(x) != edges):
             found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             row = "vertex" if edges is None else f"of {edges} edges"
+            remedy = "; reshape inside a module" if isinstance(x, Tensor) and x.ndim > 2 else ""
             raise InputError(
-                f"{self.title(number)} gives {found}, expected floats [rows, columns], a row for each {row}"
+                f"{self.title(number)} gives {found}, expected floats [rows, columns], a row for each {row}{remedy}"
             )
         return x
 
@@ -258,7 +259,7 @@ class Network(Structure):
 
     def _run(self, number: int, kind: int, rows: Rows, call: Callable[..., Any], *args: Any) -> Any:
         rows_given = [arg for arg in args if isinstance(arg, Tensor) and arg.ndim == 2]
-        self.given = rows_given[0].shape[1] if rows_given else 0
+        self.given = rows_given[0].shape[1] if rows_given and kind != AGGREGATE else 0
         dense = self.autocast is not None and kind != AGGREGATE
         self._current = number
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16

@@ -50,6 +50,7 @@ LOOKS = (  # of rows as ``varied`` makes them
 PLACED = 2  # the row that is looked at in other places
 LITTLE = 1e-3  # of what is given: what is less in all rows may be rounding alone, as a sum of what layer norm gives
 MOST = 1 << 24  # numbers that are taken to look at one there
+MOST_COMPARISONS = 1 << 10  # of one call
 aten = torch.ops.aten
 
 
@@ -76,6 +77,7 @@ class Function:
         leaves: so many of them, from the first on, get gradients.
         near: how far results may be apart, of the largest; 0: not a bit.
         brief: only the brief looks, and one for numbers that rows are counted off by.
+        codes: whole numbers are read off numbers of rows, and are not places of rows or edges.
         others: the tensors with other rows in them, as they were made before.
     """
 
@@ -84,6 +86,7 @@ class Function:
     leaves: int = 0
     near: float = 0.0
     brief: bool = False
+    codes: bool = False
     others: dict[Look, Given] = field(default_factory=dict)
 
 
@@ -114,6 +117,27 @@ def find_mixture(function: Function) -> Mixture | None:
     base = _Trial(function, function.given)
     if any(out.ndim == 0 or len(out) != ROWS for out in base.rows):
         return Mixture(function.given, function.given, (0, 0), torch.inf)
+    return _find_mixture(function, base) or _find_chosen(function)
+
+
+def _find_chosen(function: Function) -> Mixture | None:
+    """The same where every comparison of numbers holds, so that rows are chosen which have a value that none here has,
+    as those with a flag; None where no comparison fails."""
+    holding = _Holds(function.codes)
+
+    def call(given: Given) -> Result:
+        holding.left = MOST_COMPARISONS
+        with holding:
+            return function.call(given)
+
+    with suppress(Exception):
+        base = _Trial(held := replace(function, call=call, leaves=0, brief=True), function.given)
+        if holding.found and all(out.ndim > 0 and len(out) == ROWS for out in base.rows):
+            return _find_mixture(held, base)
+    return None
+
+
+def _find_mixture(function: Function, base: _Trial) -> Mixture | None:
     whole = base.gradients(tuple(range(ROWS)))
     for look in LOOKS:
         if function.brief and not look.brief:
@@ -200,6 +224,32 @@ class _Flips(Operations):
                 if isinstance(x, Tensor) and x.is_floating_point() and bool((unknown := x.isnan()).any()):
                     out, self.found = out | unknown, True
         return out
+
+
+class _Holds(Operations):
+    """Has every comparison of a number for each row, or several, hold."""
+
+    COMPARED = (*_Flips.COMPARED, *(getattr(aten.eq, of) for of in ("Tensor", "Scalar")),
+                aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)  # fmt: skip
+
+    def __init__(self, codes: bool) -> None:
+        super().__init__()
+        self.found, self.left, self._codes = False, 0, codes
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self.COMPARED and out.ndim and (self._codes or any(map(_is_number, args[:2]))) and not out.all():
+            self.left -= 1
+            if self.left < 0:  # a loop until none is left
+                raise RecursionError
+            out, self.found = torch.ones_like(out), True
+        return out
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 class _Trial:

@@ -21,6 +21,7 @@ from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve, wire, w
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout, check_drop_edges
 from hongtu.nn.layer import Layer, bind, is_plain
+from hongtu.nn.layers.pyg import PyGLayer
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 
@@ -229,4 +230,5 @@ class Structure:
         module = self.modules[number]
         name = f"function {module.extra_repr()}" if isinstance(module, RowFunction) else type(module).__name__
         name = module.extra_repr() if isinstance(module, TakenApart) else name
+        name += f" of {type(module.conv).__name__}" if isinstance(module, PyGLayer) else ""
         return f"layers[{number}] ({name})"

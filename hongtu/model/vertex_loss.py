@@ -27,6 +27,7 @@ from hongtu.model.loss_terms import (
     vertex_loss,
     vertex_weight_of,
 )
+from hongtu.model.rows_alone import ROWS
 from hongtu.model.torch_losses import PerVertex
 
 FEW, MOST_CLASSES = 6, 64  # vertices and classes on which a loss is tried
@@ -134,8 +135,12 @@ class MeanLoss:
     @property
     def threshold(self) -> float:
         """Above which an output is a yes: probabilities, where a loss takes such, or logits."""
-        of_probabilities = any(isinstance(loss, PerVertex) and loss.of_probabilities for loss in self._losses)
-        return 0.5 if of_probabilities else 0.0
+        return 0.5 if self.of_probabilities else 0.0
+
+    @property
+    def of_probabilities(self) -> bool:
+        """Whether a loss takes outputs from 0 to 1 alone."""
+        return any(isinstance(loss, PerVertex) and loss.of_probabilities for loss in self._losses)
 
     @property
     def label_bytes(self) -> int:
@@ -185,16 +190,22 @@ class MeanLoss:
             labels = torch.from_numpy(self._various(np.flatnonzero(self.bits & (1 << k))))
             if not (count := len(labels)):
                 continue
-            out = torch.arange(count * columns, dtype=dtype).sin().reshape(count, columns) * 0.4 + 0.5  # probabilities
-            given = out.requires_grad_(), labels.to(dtype) if labels.is_floating_point() else labels
+            labels = labels.to(dtype) if labels.is_floating_point() else labels
+            given = _outputs(count, columns, dtype).requires_grad_(), labels
             shown = " and ".join(f"{name} {_form(x)}" for name, x in zip(("outputs", "targets"), given, strict=True))
+            of_two = columns == 1 and self._task == "multiclass"
             remedy = (
-                f"it is called with {shown}, and gives {count} losses; loss={DEFAULT[self._task]!r} fits the labels, "
-                "and docs/training.md names others"
+                f"it is called with {shown}, and gives {count} losses; "
+                f"loss={'bce_with_logits' if of_two else DEFAULT[self._task]!r} fits the labels, and docs/training.md "
+                "names others"
             )
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
                 losses = checked(title, loss(*given), count)
-            check_alone(title, loss, *(x[:2] for x in given))
+            two = given[1][torch.arange(ROWS) % min(2, count)]
+            check_alone(
+                title, lambda out, row, own=loss, two=two: own(out, two[row]), _outputs(ROWS, columns, dtype),
+                torch.arange(ROWS),
+            )  # fmt: skip
             if isinstance(loss, PerVertex):
                 self._check_reduction(title, loss, losses, *given)
 
@@ -358,6 +369,11 @@ class MeanLoss:
 def _name(loss: Any) -> str:
     function = getattr(loss, "func", loss)
     return repr(loss) if isinstance(loss, str) else getattr(function, "__name__", type(function).__name__)
+
+
+def _outputs(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Probabilities."""
+    return torch.arange(rows * columns, dtype=dtype).sin().reshape(rows, columns) * 0.4 + 0.5
 
 
 def _form(tensor: Tensor) -> str:

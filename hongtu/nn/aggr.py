@@ -271,7 +271,7 @@ def make_aggregation(
     if aggr not in NAMES or options:
         raise ValueError(
             f"aggr {aggr!r}{f' with options {options}' if options else ''}: expected one of "
-            f"{', '.join(NAMES)}; wrap torch_geometric's others: hongtu.nn.PyGLayer(conv)"
+            f"{', '.join(NAMES)}; wrap torch_geometric's others, but 'lstm': hongtu.nn.PyGLayer(conv)"
         )
     return Reduction(aggr)
 

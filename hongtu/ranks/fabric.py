@@ -142,9 +142,10 @@ def _fabric_of(found: dict[str, Any], path: str | os.PathLike[str], ranks: int, 
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 2**1023:
             raise InputError(f"topology {path}: hop {name!r} has {rate!r}; expected bytes per second, above 0")
         hops[name] = float(rate)
+    numbers = {str(rank): rank for rank in range(ranks)}
     for pair, names in found.get("paths", {}).items():
-        ends = tuple(int(word) if word.isdigit() else -1 for word in pair.split())
-        if len(ends) != 2 or ends[0] == ends[1] or not all(0 <= end < ranks for end in ends):
+        ends = tuple(numbers.get(word, -1) for word in pair.split())
+        if len(ends) != 2 or ends[0] == ends[1] or -1 in ends:
             raise InputError(f'topology {path}: path {pair!r}; expected two of the ranks 0 to {ranks - 1}, as "0 1"')
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InputError(f"topology {path}: path {pair!r} is {names!r}; expected a list of names of hops")

@@ -70,7 +70,7 @@ class Ranks(Together):
             )
         return group
 
-    def _meet(self, what: str, message: bytes) -> list[bytes | memoryview]:
+    def _meet(self, what: str, message: bytes | bytearray) -> list[bytes | memoryview]:
         """Every rank's message, by rank, where all are at the same place."""
         place = self.calls.here(what)
         frames = [torch.empty(FRAME, dtype=torch.uint8) for _ in range(self.size)]
@@ -223,9 +223,10 @@ class Ranks(Together):
         return f"{' and '.join(known) or 'another rank'} {gone}{was}{own}{advice}"
 
 
-def _bytes(content: bytes) -> Tensor:
+def _bytes(content: bytes | bytearray) -> Tensor:
     """As a tensor of uint8; nobody writes into it."""
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    writable = content if isinstance(content, bytearray) else bytearray(content)
+    return torch.frombuffer(writable, dtype=torch.uint8)
 
 
 def _import_without_group() -> None:

@@ -93,7 +93,7 @@ methods in the same order: take the call out of `if rank == 0`
 # ------------------------------------------------------------------------------------------------------------- messages
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any) -> bytearray:
     """A message that ``decode`` reads: None, bool, int, float, complex, str, bytes, tensors and arrays, and lists,
     tuples and dictionaries of these.
 
@@ -103,10 +103,10 @@ def encode(value: Any) -> bytes:
     tensors: list[np.ndarray] = []
     text = json.dumps(_plain(value, tensors)).encode()
     parts: list[Any] = [len(text).to_bytes(8, "big") + text, *tensors]
-    return b"".join(piece for part in parts for piece in (part, bytes(-len(part) % ALIGNED)))
+    return bytearray().join(piece for part in parts for piece in (part, bytes(-len(part) % ALIGNED)))
 
 
-def decode(message: bytes | memoryview, who: str) -> Any:
+def decode(message: bytes | bytearray | memoryview, who: str) -> Any:
     """What was encoded; tensors and arrays are copies.
 
     Args:
@@ -216,7 +216,7 @@ def _aligned(size: int) -> int:
 # --------------------------------------------------------------------------------------------------------------- frames
 
 
-def pack(place: Whereabouts, message: bytes) -> bytes:
+def pack(place: Whereabouts, message: bytes | bytearray) -> bytes:
     """The frame of a message: ``FRAME`` bytes, with the message where it fits."""
     head = json.dumps(place).encode()
     if len(head) > LONGEST_HEAD:

@@ -125,10 +125,13 @@ def macro_f1(out: Tensor, target: Tensor, threshold: float = 0.0) -> float:
 
 def auc(out: Tensor, target: Tensor) -> float:
     """Area under the ROC curve: of two classes by the difference of their outputs, or by the only one, else the mean
-    over classes of each one against the others, over those with positives and negatives."""
+    over classes of each one against the others, over those with positives and negatives; by probabilities, a softmax of
+    outputs that are none."""
     from scipy.stats import rankdata
 
     score = (out - out.flip(1))[:, 1:] if target.ndim == 1 and out.shape[1] == 2 else out
+    if target.ndim == 1 and score.shape[1] > 1 and not ((score >= 0) & (score <= 1)).all():
+        score = score.double().softmax(dim=1)
     _, true = _yes_or_no(out, target, 0.0)
     areas = []
     for k, (column, is_true) in enumerate(zip(score.T, true[:, -score.shape[1] :].T, strict=True)):

@@ -124,7 +124,7 @@ class _NetworkPlanner:
             rows, columns = artifact.num_vertices, artifact.feature_width
             stepped = step_rows(spec.make_rows_optimizer, rows, columns, dtype)
             stepped = replace(stepped, changes=spec.clips or stepped.changes)
-            taken = learned_bytes(stepped, rows * columns * dtype.itemsize)
+            taken = learned_bytes(stepped, artifact, rows * columns * dtype.itemsize)
             self._learned = {"learned_bytes": taken, "copies_learned": stepped.changes}
         self._probe = partial(job.probe, network, correct=correct)
         self._topologies: dict[PaperEdges, Topology] = {PaperEdges(): self._stored}

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hongtu.errors import InputError, OutputError, note
-from hongtu.files import LOCK, PARTIAL, make_directory, not_linked, sync, whole_file
+from hongtu.errors import InputError, OutputError, note, uninterrupted
+from hongtu.files import LOCK, LONGEST_TEXT, PARTIAL, make_directory, not_linked, sync, whole_file
 from hongtu.metrics import EpochRecord
 from hongtu.ranks.parent import GRACE, watched_parent
 from hongtu.train.snapshot import read_snapshot, write_snapshot
@@ -53,27 +53,54 @@ class RunDirectory:
         Raises:
             InputError: at once, naming who writes here.
         """
-        there, place = self.path.is_dir(), os.path.realpath(self.path)
-        if make and not there:
-            with suppress(OSError):  # whoever writes here says so
-                self.path.mkdir(parents=True)
-        lock = _lock(self.path) if place not in _held and self.path.is_dir() else None
-        if lock is None and place not in _held:
-            yield
-            return
-        _held[place] = _held.get(place, 0) + 1
+        there, place, mine = self.path.is_dir(), os.path.realpath(self.path), list[int | None]()
+
+        def release() -> None:
+            while mine:
+                lock = mine.pop()
+                _held[place] -= 1
+                if lock is not None:
+                    del _held[place]
+                    with suppress(OSError):
+                        os.unlink(self.path / LOCK)
+                    os.close(lock)
+            if make and not there:
+                with suppress(OSError):  # it is not empty, as a rule
+                    self.path.rmdir()
+
         try:
-            yield
-        finally:
-            _held[place] -= 1
-            if lock is not None:
-                del _held[place]
-                with suppress(OSError):
-                    os.unlink(self.path / LOCK)
-                os.close(lock)
-                if not there:
-                    with suppress(OSError):  # it is not empty, as a rule
-                        self.path.rmdir()
+            try:
+                if make and not there:
+                    with suppress(OSError):  # whoever writes here says so
+                        self.path.mkdir(parents=True)
+                self._take(place, mine)
+                yield
+            finally:
+                with uninterrupted():
+                    release()
+        except KeyboardInterrupt:  # it came before signals waited, and no other does
+            release()
+            raise
+
+    def _take(self, place: str, mine: list[int | None]) -> None:
+        """Add this process's lock of the directory, or None where it has that already; nothing where there is none."""
+        until = time.monotonic() + ENDING
+        while True:
+            try:
+                with uninterrupted():  # a lock that nobody knows of would last as long as the process
+                    lock = _lock(self.path) if place not in _held and self.path.is_dir() else None
+                    if lock is not None or place in _held:
+                        mine.append(lock)
+                        _held[place] = _held.get(place, 0) + 1
+                return
+            except _Taken as taken:
+                host, pid, parent = _holder(taken.said)
+                if time.monotonic() > until or not _is_ending(host, pid, parent):
+                    raise InputError(
+                        f"{self.path}: another run is writing here (pid {pid} on {host}); wait for its end or stop it, "
+                        "or choose another directory"
+                    ) from None
+                time.sleep(0.1)
 
     def log(self, record: EpochRecord) -> None:
         """Append the line of one epoch."""
@@ -124,12 +151,14 @@ class RunDirectory:
 
     def history(self, epoch: int) -> list[dict[str, Any]]:
         """What the log has of the epochs up to this one, as ``Trainer.history``."""
-        try:
-            lines = (self.path / LOG).read_bytes().splitlines(keepends=True)
-        except OSError:
-            return []
-        entries = [json.loads(line) for line in lines if _is_until(line, epoch)]
+        entries = [json.loads(line) for line in self._lines() if _is_until(line, epoch)]
         return [{name: entry.get(name) for name in ("epoch", "loss", "seconds", "metrics")} for entry in entries]
+
+    def _lines(self) -> Iterator[bytes]:
+        """Of the log, where that is a file; what is longer comes in pieces, for a file may be a hole of many GiB."""
+        if (self.path / LOG).is_file():
+            with suppress(OSError), open(self.path / LOG, "rb") as stream:
+                yield from iter(lambda: stream.readline(LONGEST_TEXT), b"")
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write the snapshot of an epoch, whose history is in the log, then remove the oldest of too many."""
@@ -147,8 +176,7 @@ class RunDirectory:
         Raises:
             InputError: naming the newest.
         """
-        lines = self.history(2**63) if (self.path / LOG).is_file() else []  # a pipe may have no end
-        last = max((entry["epoch"] for entry in lines), default=0)
+        last = max((entry["epoch"] for entry in self.history(2**63)), default=0)
         if last > epoch and not self._epochs():
             raise InputError(
                 f"{self.path / LOG}: has an epoch {last}, later than this run's {epoch}; choose another directory"
@@ -184,11 +212,8 @@ class RunDirectory:
             for partial in self.path.glob(f".*{PARTIAL}*"):
                 partial.unlink()
             file = self.path / LOG
-            if not file.is_file():
-                return
-            lines = file.read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if _is_until(line, epoch)]
-            if kept != lines:
+            kept = [line for line in self._lines() if _is_until(line, epoch)]
+            if file.is_file() and sum(map(len, kept)) != file.stat().st_size:
                 with whole_file(file) as partial:
                     partial.write_bytes(b"".join(kept))
         except OSError as error:
@@ -205,15 +230,22 @@ class RunDirectory:
         return {file: int(match[1]) for file, match in found.items() if match}
 
 
+class _Taken(Exception):
+    """Another process has the lock; ``said`` is what it wrote."""
+
+    def __init__(self, said: bytes) -> None:
+        super().__init__()
+        self.said = said
+
+
 def _lock(directory: Path) -> int | None:
     """The descriptor of a file with a lock, which the system lets go of when the process ends, however it does; None
     where there can be none.
 
     Raises:
-        InputError: when another process has it.
+        _Taken: when another process has it.
         OutputError: where the file is a link.
     """
-    until = time.monotonic() + ENDING
     while True:
         try:
             lock = not_linked(str(directory / LOCK), os.O_RDWR | os.O_CREAT)
@@ -235,13 +267,7 @@ def _lock(directory: Path) -> int | None:
         except BlockingIOError:
             said = os.pread(lock, 4096, 0)
             os.close(lock)
-            host, pid, parent = _holder(said)
-            if time.monotonic() > until or not _is_ending(host, pid, parent):
-                raise InputError(
-                    f"{directory}: another run is writing here (pid {pid} on {host}); wait for its end or stop it, or "
-                    "choose another directory"
-                ) from None
-            time.sleep(0.1)
+            raise _Taken(said) from None
         except OSError as error:
             os.close(lock)
             with suppress(OSError):
@@ -276,7 +302,7 @@ def newest_snapshot(path: str | os.PathLike[str]) -> Path:
     Raises:
         InputError: when there is none.
     """
-    if not Path(path).exists():
+    if not Path(path).is_file() and not Path(path).is_dir():
         raise InputError(f"{path}: no such snapshot, and holds no run; start one with `hongtu train --run`")
     if not Path(path).is_dir():
         return Path(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import IO, Any, cast
 import torch
 
 from hongtu.errors import InputError
-from hongtu.files import whole_file
+from hongtu.files import check_stored, whole_file
 from hongtu.model.wiring import Modules
 
 FORMAT = "hongtu-snapshot"
@@ -27,6 +28,7 @@ SECTIONS: dict[str, Any] = {
     "epoch": int, "history": list | None, "stopping": list, "seed": int, "rng": dict,
 }  # fmt: skip
 BLOCK = 1 << 20
+FREE = 10_000  # values that any snapshot may hold
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions; another in every process
 
 Identity = dict[str, "str | list[str]"]
@@ -60,7 +62,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(f"{path}: no such snapshot; trainer.save(path) writes one")
     try:
         _check_hash(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _load(path)
     except InputError:
         raise
     except Exception as error:  # of the file system, of zip, of a pickle with more than tensors and plain values
@@ -68,6 +70,22 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(f"{path}: not a readable snapshot ({reason}); use another snapshot") from None
     if not isinstance(state, dict) or any(not isinstance(state.get(name, ...), SECTIONS[name]) for name in SECTIONS):
         raise InputError(f"{path}: not the state of a run; expected {', '.join(sorted(SECTIONS))}")
+    return state
+
+
+def _load(path: Path) -> Any:
+    check_stored(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    waiting, left = [state], FREE + path.stat().st_size  # a pickle may hold one list, or itself, any number of times
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor) and value.nbytes > value.untyped_storage().nbytes():
+            raise InputError(f"{path}: a tensor of shape {list(value.shape)} repeats its rows; use another snapshot")
+        if isinstance(value, dict | list | tuple):
+            left -= len(value)
+            if left < 0:
+                raise InputError(f"{path}: holds more values than bytes; use another snapshot")
+            waiting += value.values() if isinstance(value, dict) else value
     return state
 
 
@@ -86,6 +104,7 @@ def check_identity(path: str | os.PathLike[str], saved: Identity, current: Ident
                 raise InputError(f"{path}: the snapshot has {len(there)} {key}, this run has {len(here)}")
             index = next(k for k, pair in enumerate(zip(there, here, strict=True)) if pair[0] != pair[1])
             key, there, here = f"{key}[{index}]", there[index], here[index]
+        there = there if isinstance(there, str) else reprlib.repr(there)
         if key == "artifact":
             raise InputError(
                 f"{path}: the snapshot is of another artifact; go on with that one, or take only its weights "
@@ -172,7 +191,7 @@ def weights_of_version_1(path: Path) -> dict[str, torch.Tensor]:
         InputError: when it is damaged, of another version, or holds learned rows of vertices.
     """
     _check_hash(path, version=1)
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = _load(path)
     if state["embedding"] is not None:
         raise InputError(f"{path}: holds learned rows of vertices, which only its own run can use; train again")
     return dict(state["model"])
@@ -187,18 +206,17 @@ def snapshot_version(path: Path) -> int | None:
 
 
 def _check_hash(path: Path, version: int = VERSION) -> None:
-    length = len(_last_line("0" * 64, version))
-    with open(path, "rb") as stream:
-        left = max(0, os.fstat(stream.fileno()).st_size - length)
-        digest = hashlib.blake2b(digest_size=32)
-        while block := stream.read(min(BLOCK, left)):
-            digest.update(block)
-            left -= len(block)
-        found = stream.read()
-    there = snapshot_version(path)
-    if there is not None and there != version:
+    there, found, digest = snapshot_version(path), b"", hashlib.blake2b(digest_size=32)
+    if there not in (None, version):
         remedy = f"`hongtu migrate {path} OUT` takes its weights" if there == 1 else "use the hongtu that wrote it"
         raise InputError(f"{path}: snapshot version {there}, this hongtu reads version {version}; {remedy}")
+    if there is not None:  # else it may be a hole of many GiB
+        with open(path, "rb") as stream:
+            left = max(0, os.fstat(stream.fileno()).st_size - len(_last_line("0" * 64, version)))
+            while block := stream.read(min(BLOCK, left)):
+                digest.update(block)
+                left -= len(block)
+            found = stream.read()
     if found != _last_line(digest.hexdigest(), version):
         raise InputError(f"{path}: not a snapshot, or damaged: its hash differs; use another snapshot")
 

@@ -362,7 +362,7 @@ class Trainer(Trainable):
         if NAME not in self._gradients or copied:
             self._engine.drop_input_gradient()
         stepped = Stepped(rows.state_bytes, copied, beside)
-        self._engine.count_once(learned_bytes(stepped, rows.weight.nbytes))
+        self._engine.count_once(learned_bytes(stepped, self._share, rows.weight.nbytes))
 
     @property
     def _changed(self) -> list[str]:

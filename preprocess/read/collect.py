@@ -163,7 +163,7 @@ def _relations(raw: RawGraph, kind: np.ndarray, names: list[str]) -> np.ndarray:
     """
     if raw.edge_type is not None:
         raise InputError(f"{raw.title}: holds relations, and so does {raw.name('edge_type')}; remove one")
-    if all(name.isdecimal() and name.isascii() and int(name) < LARGEST for name in names):
+    if all(name.isdecimal() and name.isascii() and len(name) < 99 and int(name) < LARGEST for name in names):
         return np.array(list(map(int, names)), dtype=np.int32)[kind]
     shown = ", ".join(f"{k} {name}" for k, name in enumerate(names[:SHOWN])) + ", ..." * (len(names) > SHOWN)
     raw.notes.append(f"{raw.title}: {len(names)} relations, numbered in the order in which they come: {shown}")

@@ -90,10 +90,10 @@ class Workspace:
                 self._open()
                 self._shown.enter_context(self.watch)
                 self._shown.enter_context(self.progress)
+            return self
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
-        return self
 
     def _open(self) -> None:
         parent = self.path.absolute().parent

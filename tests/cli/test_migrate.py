@@ -108,7 +108,7 @@ def test_hardware_profiles(capsys, tmp_path):
     today = tmp_path / "today.json"
     today.write_text(json.dumps(CPU.to_dict()))
     assert migrate(capsys, today)[0] == 0
-    older = SAMPLES / "profile-2.json"  # of 0.2, which had more rates
+    older = SAMPLES / "profile-2.json"  # of before 0.2.0, with more rates
     assert migrate(capsys, older)[0] == 0
     found, entries = load_hardware(older), json.loads(older.read_text())
     assert (found.name, found.host_link, found.cache) == tuple(entries[name] for name in ("name", "host_link", "cache"))

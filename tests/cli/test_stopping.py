@@ -24,8 +24,9 @@ import hongtu
 from hongtu import files
 from hongtu import nn as hnn
 from hongtu.cli.main import main
+from hongtu.cli.stopping import Signals
 from hongtu.engine.executor import Executor
-from hongtu.errors import InputError, OutputError
+from hongtu.errors import INTERRUPTS, InputError, OutputError
 from hongtu.pyg import NeighborLoader
 from hongtu.train import snapshot
 from hongtu.train.random_state import seed_generators
@@ -250,6 +251,22 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
         assert main(command(tmp_path / "run", epochs=2)) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", INTERRUPTS)
+def test_a_signal_before_a_command_has_begun_ends_it(number, monkeypatch, capsys):
+    """Its handler is there, and the block that makes a line and an exit code of it is not yet."""
+    install = Signals.install
+
+    def installed(self):
+        before = install(self)
+        os.kill(os.getpid(), number)
+        return before
+
+    monkeypatch.setattr(Signals, "install", installed)
+    assert main(["--version"]) == 128 + number
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
 
 
 def test_a_signal_that_a_finalizer_loses_comes_again(tmp_path, monkeypatch, capsys):

@@ -192,6 +192,27 @@ def test_terminals_get_no_control_characters(here, capsys):
     assert r"\x1b[2J" in refused(capsys, "info", "\x1b[2Jartifact")
 
 
+@pytest.mark.parametrize("what", ["pipe", "device", "hole"])
+def test_files_of_settings_are_files_and_small(what, artifact, here, capsys):
+    """A pipe that nobody writes to, a device without an end, a hole of many GiB."""
+    assert main(["train", artifact, *SHORT, "--run", "given"]) == 0
+    for file, command in (
+        ("given/options.json", ["embed", artifact, "given", "out.npy"]),
+        ("run.toml", ["train", "run.toml"]),
+        ("topology.json", ["plan", artifact, "--ranks", "2", "--topology", "topology.json"]),
+    ):
+        (here / file).unlink(missing_ok=True)
+        if what == "pipe":
+            os.mkfifo(here / file)
+        elif what == "device":
+            (here / file).symlink_to("/dev/zero")
+        else:
+            (here / file).touch()
+            os.truncate(here / file, 8 << 30)
+        capsys.readouterr()
+        assert ("expected at most" if what == "hole" else "not a file") in refused(capsys, *command)
+
+
 @pytest.mark.parametrize("mask", [0o077, 0o002, 0o022])
 def test_modes_follow_the_umask(mask, artifact, here):
     before = os.umask(mask)

@@ -132,12 +132,13 @@ def test_rows_that_a_gpu_does_not_reach_take_a_detour(model, strategy):
 
 @pytest.mark.long
 @pytest.mark.parametrize("problem", [problems.awkward, problems.few_train], ids=["whole", "pruned"])
-def test_several_threads_of_the_host_store_and_add(problem, monkeypatch):
+@pytest.mark.parametrize("model", [SIX[4], SIX[0]], ids=repr)
+def test_several_threads_of_the_host_store_and_add(model, problem, monkeypatch):
     monkeypatch.setattr(host, "copy_threads", lambda: 3)
     monkeypatch.setattr(host, "LEAST", 1)
-    strategies = [replace(Strategy(), resident=False), get_strategy("none")]
-    for model, strategy in zip((SIX[0], SIX[4]), strategies if problem is problems.few_train else reversed(strategies)):
-        check(model, problem(), (4, 8), device=SimulatedBackend(seed=2), strategy=strategy, device_memory="smallest")
+    plain = (model is SIX[0]) == (problem is problems.awkward)
+    strategy = get_strategy("none") if plain else replace(Strategy(), resident=False)
+    check(model, problem(), (4, 8), device=SimulatedBackend(seed=2), strategy=strategy, device_memory="smallest")
 
 
 def test_evaluation_and_prediction(tmp_path):

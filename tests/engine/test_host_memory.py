@@ -108,7 +108,7 @@ with Watch() as watch:
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize(
     ("kind", "clip", "features"),
     [

@@ -42,15 +42,15 @@ OWN = [MODELS[name] for name in ("edge-gat", "edge-gatv2", "edge-transformer", "
 own = pytest.mark.parametrize("model", OWN, ids=repr)
 
 
-@pytest.mark.most(2)
+@pytest.mark.most(4)
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_budgets_that_force_eviction(strategy, data_graph):
+@pytest.mark.parametrize("name", ["edge-gat", "rgcn"])
+def test_budgets_that_force_eviction(name, strategy, data_graph):
     problem = problems.with_edge_data(problems.planetoid(data_graph("planetoid-cora"), 4))
-    for model in MODELS["edge-gat"], MODELS["rgcn"]:
-        trainer = check(model, problem, (4, 8), epochs=2, strategy=strategy, device_memory="smallest")
-        loaded = [sum(len(device.loads) for device in plan.devices) for plan in trainer.plan.transfers.values()]
-        assert max(loaded) > problem.num_vertices, "no row was brought twice: nothing was ever evicted"
+    trainer = check(MODELS[name], problem, (4, 8), epochs=2, strategy=strategy, device_memory="smallest")
+    loaded = [sum(len(device.loads) for device in plan.devices) for plan in trainer.plan.transfers.values()]
+    assert max(loaded) > problem.num_vertices, "no row was brought twice: nothing was ever evicted"
 
 
 @pytest.mark.parametrize("model", VARIANTS, ids=repr)
@@ -76,15 +76,13 @@ def test_single_precision(name):
     check(MODELS[name], awkward(), (2, 3), epochs=2, tolerance=SINGLE, dtype=torch.float32, device_memory="smallest")
 
 
-@pytest.mark.most(2)
+@pytest.mark.most(4)
 @pytest.mark.long
 @own
-def test_devices_with_memory_of_their_own(model):
+@pytest.mark.parametrize(("strategy", "grain"), [("full", (4, 8)), ("paper", (1, 7))])
+def test_devices_with_memory_of_their_own(model, strategy, grain):
     """Through staging memory, in random order; every counter is the plan's."""
-    for strategy, grain in (("full", (4, 8)), ("paper", (1, 7))):
-        staged.check(
-            model, awkward(), grain, device=staged.simulated(seed=3), strategy=strategy, device_memory="smallest"
-        )
+    staged.check(model, awkward(), grain, device=staged.simulated(seed=3), strategy=strategy, device_memory="smallest")
     if model.name in ("edge-gat", "gine"):
         staged.check(model, few(), (2, 3), device=staged.simulated(seed=4))
 

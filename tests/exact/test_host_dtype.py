@@ -58,24 +58,25 @@ def check(exact, narrow, epochs=3):
     return expected, record
 
 
-@pytest.mark.most(6)
+@pytest.mark.most(12)
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("model", MODELS, ids=repr)
-def test_counted_is_predicted_and_numbers_are_near(model, grain):
-    for budget in ("smallest", None):
-        check(*pair(model, grain, device_memory=budget), epochs=2)
+@pytest.mark.parametrize("budget", ("smallest", None))
+def test_counted_is_predicted_and_numbers_are_near(model, grain, budget):
+    check(*pair(model, grain, device_memory=budget), epochs=2)
 
 
-@pytest.mark.most(4)
+@pytest.mark.long(sample=2)
+@pytest.mark.most(8)
+@pytest.mark.parametrize("kept", (0, 2))
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("model", (SIX[0], SIX[1], MODELS[-2], MODELS[-1]), ids=repr)
-def test_on_a_disk_and_beside_it(model, grain, tmp_path):
+def test_on_a_disk_and_beside_it(model, grain, kept, tmp_path):
     """All of it there, or but some chunks."""
-    for kept in (0, 2):
-        with on_disk(tmp_path, lambda plan, limit, kept=kept: everything(plan, limit, kept=kept)) as spills:
-            exact, narrow = pair(model, grain, device_memory="smallest", **spills)
-        expected, record = check(exact, narrow, epochs=2)
-        assert 0 < record.bytes["disk"] < expected.bytes["disk"]
+    with on_disk(tmp_path, lambda plan, limit: everything(plan, limit, kept=kept)) as spills:
+        exact, narrow = pair(model, grain, device_memory="smallest", **spills)
+    expected, record = check(exact, narrow, epochs=2)
+    assert 0 < record.bytes["disk"] < expected.bytes["disk"]
 
 
 @pytest.mark.parametrize("model", [SIX[0], SIX[4]], ids=repr)

@@ -17,9 +17,10 @@ import numpy as np
 
 import hongtu
 from hongtu.graph import format as format_of
-from tests.faults.fuzz import command, same
+from tests.faults.fuzz import command, same, work_limit
 from tests.faults.mutate import mutate
 from tests.faults.outcome import Outcome
+from tests.faults.structures import make
 from tests.neutral import contents, pieces
 
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 1, 7, 2**31, 2**63, 10**400, 0.5, float("nan"), "", "x", "../x", "\ud800",
@@ -44,7 +45,8 @@ def fuzz_artifacts(tries: int, seed: int = 0) -> Outcome:
             what = damage(path, sources, rng)
             by_kind[damage.__name__] += 1
             try:
-                code, err = command(["info", str(path), "--verify", "--json"])
+                with work_limit():
+                    code, err = command(["info", str(path), "--verify", "--json"])
             except BaseException as error:
                 code, err = -1, f"{type(error).__name__}: {error}"
             equal = code == 0 and damage is not crossed_index and equals(path, files)
@@ -96,7 +98,8 @@ def equals(path: Path, files: dict[str, bytes]) -> bool:
 
 def file_bytes(path: Path, sources: list[dict[str, bytes]], rng: np.random.Generator) -> str:
     file = _choose(sorted(path.iterdir()), rng)
-    file.write_bytes(mutate(file.read_bytes(), rng))
+    damage = make if rng.random() < 0.5 else mutate
+    file.write_bytes(damage(file.read_bytes(), rng))
     return file.name
 
 

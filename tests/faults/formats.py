@@ -8,6 +8,7 @@ import io
 import pickle
 import re
 import tempfile
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -188,8 +189,9 @@ def _table_names(content: bytes, ending: str) -> Any:
     cells = _cells(content, ending)
     ends = _ends(cells)
     if not all(isinstance(end, int) and end < 2**63 for column in ends for end in column):
-        ends = [[str(end) for end in column] for column in ends]
-    return _numbered(list(zip(*ends)))
+        ends = [[end.decode() if isinstance(end, bytes) else str(end) for end in column] for column in ends]
+    weight = cells.get("weight") or None
+    return _numbered(list(zip(*ends)), None if weight is None else np.array(weight, np.float64).astype(np.float32))
 
 
 def _market(kind: str, entries: list[tuple]) -> bytes:
@@ -302,8 +304,8 @@ def _zipped(**arrays: np.ndarray) -> bytes:
 
 
 def _zip_member(content: bytes, name: str) -> np.ndarray:
-    with np.load(io.BytesIO(content), allow_pickle=False) as found:
-        return found[name]
+    with zipfile.ZipFile(io.BytesIO(content)) as found:  # other bytes may stand before an archive
+        return np.load(io.BytesIO(found.read(f"{name}.npy")), allow_pickle=False)
 
 
 BINARY = {
@@ -336,7 +338,7 @@ PLANETOID = _planetoid()
 
 _OF_PICKLES = {
     "csr_matrix": scipy.sparse.csr_matrix, "ndarray": np.ndarray, "dtype": np.dtype, "defaultdict": defaultdict,
-    "_reconstruct": np._core.multiarray._reconstruct, "scalar": np._core.multiarray.scalar, "list": list,
+    "_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0], "list": list,
     "object": object, "_reconstructor": copyreg._reconstructor, "encode": lambda text, _: text.encode("latin1"),
 }  # fmt: skip
 

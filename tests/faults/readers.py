@@ -64,7 +64,8 @@ def _labels(content: bytes) -> np.ndarray:
 
 def _mask(content: bytes) -> np.ndarray:
     mask = _loaded(content)
-    return mask[0] if mask.ndim == 2 else mask
+    assert np.isin(mask, (0, 1)).all()
+    return (mask[0] if mask.ndim == 2 else mask).astype(bool)
 
 
 def _sparse() -> tuple[bytes, ...]:

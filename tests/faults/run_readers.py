@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
+import pytest
 import torch
 
 from hongtu.cli.run_options import read_options
+from hongtu.cli.settings import read_run_file, to_toml
 from hongtu.cli.train_config import TrainConfig
 from hongtu.config import PreprocessConfig
+from hongtu.hardware import PROFILES
 from hongtu.preprocess.read import read_input
 from hongtu.preprocess.read.graph import SPLITS
+from hongtu.ranks.fabric import load_fabric
+from hongtu.train import snapshot
 from hongtu.train.run_directory import RunDirectory
 from hongtu.train.snapshot import read_snapshot
 from tests.faults.fuzz import fuzz_reader
 from tests.faults.outcome import Outcome
 from tests.faults.readers import Reader
-from tests.faults.run import make_trainer, prepare
+from tests.faults.run import hashed, make_trainer, prepare
 from tests.neutral import pieces
 
 
@@ -100,15 +105,51 @@ def _lines(content: bytes) -> bytes:
     return b"".join(kept)
 
 
+def _setting(content: bytes) -> Any:
+    toml = pytest.importorskip("tomllib", reason="Python 3.10 has none")
+    return _options(json.dumps(toml.loads(content.decode())).encode())
+
+
+def _topology(content: bytes) -> bool:
+    return isinstance(json.loads(content.decode()), dict)
+
+
+_SNAPSHOT = _snapshot()
+_TOPOLOGIES = (
+    b'{"hosts": ["a", "a", "b", "b"]}',
+    b'{"hosts": ["a", "b", "b", "c"], "hops": {"bus": 1e10}, "paths": {"0 1": ["bus"], "1 0": ["bus", "bus"]}}',
+)
 _OPTIONS = json.dumps(asdict(TrainConfig(artifact="artifact")), indent=1).encode()
 _LOG = "".join(json.dumps({"epoch": epoch, "loss": 1.5, "metrics": {}}) + "\n" for epoch in range(5)).encode()
 
 RUN_READERS = {
     "snapshot": Reader(
         "snapshot.pt",
-        _snapshot(),
+        _SNAPSHOT,
         lambda file: _flat(read_snapshot(file)),
         lambda content: _flat(torch.load(io.BytesIO(content), weights_only=True)),
+        arguments=None,
+    ),
+    "snapshot with its hash": Reader(
+        "snapshot.pt",
+        tuple(whole.rpartition(b"\n" + snapshot.FORMAT.encode())[0] for whole in _SNAPSHOT),
+        lambda file: _flat(read_snapshot(file)),
+        lambda content: _flat(torch.load(io.BytesIO(content), weights_only=True)),
+        pack=hashed,
+        arguments=None,
+    ),
+    "run file": Reader(
+        "run.toml",
+        (to_toml(TrainConfig(artifact="artifact", loggers=("CSVLogger('x.csv')",))).encode(),),
+        lambda file: read_run_file(file, TrainConfig),
+        _setting,
+        arguments=None,
+    ),
+    "topology file": Reader(
+        "topology.json",
+        _TOPOLOGIES,
+        lambda file: load_fabric(file, 4, PROFILES["h200"]) is not None,
+        _topology,
         arguments=None,
     ),
     "options.json": Reader("options.json", (_OPTIONS,), read_options, _options, arguments=None),

@@ -139,7 +139,10 @@ def run(arguments: list[str], sent: Sent | None = None) -> tuple[int, str]:
         if sent is not None:
             stack.callback(sent.end)
             stack.enter_context(tracing(sent.trace))
-        code = main(arguments)
+        try:
+            code = main(arguments)
+        except BaseException as error:
+            return -1, f"{type(error).__name__}: {error}"
         return code, err.getvalue()
 
 

@@ -14,6 +14,8 @@ import zipfile
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 from tests.faults.mutate import mutate
 
@@ -80,9 +82,11 @@ def make(sample: bytes, rng: np.random.Generator) -> bytes:
         return b"".join([*lines[:at], _json(lines[at], rng) + b"\n", *lines[at + 1 :]])
     if sample.startswith(b"%%MatrixMarket"):
         return _market(sample, rng)
+    if sample.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+        return _table(sample, rng)
     try:
         return _text(sample.decode(), rng)
-    except UnicodeDecodeError:  # tables, and parts of archives
+    except UnicodeDecodeError:  # parts of archives
         return mutate(sample, rng)
 
 
@@ -120,16 +124,42 @@ def _archive(sample: bytes, rng: np.random.Generator) -> bytes:
             if name == changed and rng.random() < 0.05:
                 continue
             if name == changed:
-                bomb = rng.random() < 0.02 and content.startswith(b"\x93NUMPY")
-                content = _claimed_zeros(content) if bomb else make(content, rng)
+                bomb = rng.random() < 0.02
+                content = _zeros(content) if bomb else make(content, rng)
             after.writestr(name, content, zipfile.ZIP_DEFLATED if len(content) > BOMB else compression)
     return stream.getvalue()
 
 
-def _claimed_zeros(content: bytes) -> bytes:
+def _zeros(content: bytes) -> bytes:
+    if not content.startswith(b"\x93NUMPY"):
+        return bytes(BOMB)
     stream = io.BytesIO()
     np.save(stream, np.zeros(BOMB // 8))
     return stream.getvalue()
+
+
+def _table(sample: bytes, rng: np.random.Generator) -> bytes:
+    """Columns of other types, or with nothing in places, under other names; a million rows in few bytes."""
+    rows = 10**6 if rng.random() < 0.02 else int(_choose((0, 1, 24, 60), rng))
+    numbers = np.zeros(rows, np.int64) if rows > 60 else rng.integers(0, 24, rows)
+    kinds = (
+        *(numbers.astype(kind) for kind in ("i8", "i4", "u8", "i1", "f4", "f8", "b1", "M8[s]", "m8[ms]")),
+        pyarrow.array(numbers, mask=numbers == 3), pyarrow.array(numbers).dictionary_encode(), pyarrow.nulls(rows),
+        pyarrow.array(numbers).cast(pyarrow.string()), pyarrow.array(numbers).cast(pyarrow.decimal128(30)),
+        pyarrow.array([[1]] * rows, pyarrow.list_(pyarrow.int64())), pyarrow.array([{"a": 1}] * rows),
+        pyarrow.array(numbers - 1), pyarrow.array(numbers * 2**58, pyarrow.int64()), pyarrow.array([b"1"] * rows),
+    )  # fmt: skip
+    names = [name if rng.random() < 0.9 else _choose(WORDS, rng) for name in ("source", "destination", "weight")]
+    columns = [numbers if rng.random() < 0.6 else _choose(kinds, rng) for _ in names]
+    table = pyarrow.table(columns, names)
+    stream = io.BytesIO()
+    if sample.startswith(b"PAR1"):
+        pyarrow.parquet.write_table(table, stream)
+    else:
+        form = pyarrow.ipc.new_file if sample.startswith(b"ARROW1") else pyarrow.ipc.new_stream
+        with form(stream, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+    return stream.getvalue() if rng.random() < 0.8 else mutate(stream.getvalue(), rng)
 
 
 def _pickle(sample: bytes, rng: np.random.Generator) -> bytes:

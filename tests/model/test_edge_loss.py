@@ -40,6 +40,16 @@ class Scores(nn.Module):
         return self.parts(torch.cat([source, destination], dim=1)).squeeze(1)
 
 
+class Counting(Scores):
+    """A decoder that says something else in each call."""
+
+    calls = 0
+
+    def forward(self, source, destination):
+        self.calls += 1
+        return super().forward(source, destination) * self.calls
+
+
 def shifted(source, destination, epoch):
     """Negatives of one's own, for whatever edges are asked for."""
     return torch.stack([(source + destination + epoch) % 64, (3 * source + 1) % 64], dim=1)
@@ -279,6 +289,12 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
         (hongtu.LinkLoss(some_edges(), np.full((90, 2), 64)), "negatives of train edges: vertex 64, expected 0 to 63"),
         (hongtu.LinkLoss(some_edges(), lambda u, v, epoch: v), r"what negatives returns: int64 \(2,\), expected"),
         (hongtu.LinkLoss(decoder=lambda u, v: (u * v).sum(1).softmax(0)), "decoder or loss mixes the rows"),
+        (hongtu.LinkLoss(loss=lambda p, n: (1 - p + n.max()).relu(), negatives=2), "decoder or loss mixes the rows"),
+        (
+            hongtu.LinkLoss(decoder=Scores(nn.BatchNorm1d(4, track_running_stats=False))),
+            "decoder or loss mixes the rows",
+        ),
+        (hongtu.LinkLoss(decoder=Counting()), "gives something else when it is called again"),
         (hongtu.LinkLoss(val_negative_edges=some_edges()), "negative edges of val without its edges"),
         (hongtu.LinkLoss(loss=lambda p, n: logistic(p - p.mean(), n), negatives=2), "decoder or loss mixes the rows"),
     ],

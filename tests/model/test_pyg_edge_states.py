@@ -110,6 +110,7 @@ def made(kind, problem):
     return kind(problem.width, problem.classes).double()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Metas, Processor, Convs])
 def test_as_the_model_itself(kind):
     problem = problems.edge_data()

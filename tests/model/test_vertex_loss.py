@@ -111,19 +111,67 @@ def noisy(out, target):
     return nn.functional.cross_entropy(nn.functional.dropout(out), target, reduction="none")
 
 
-@pytest.mark.parametrize("loss", [centred, [LossTerm("cross_entropy"), LossTerm(per_chunk, mask="val")]])
+def hard(out, target):
+    losses = nn.functional.cross_entropy(out, target, reduction="none")
+    return losses * (losses > losses.mean())
+
+
+def near_own_class(out, target):
+    centres = torch.stack([out[target == k].mean(0) if bool((target == k).any()) else out[0] * 0 for k in range(3)])
+    return (out - centres[target]).square().sum(1)
+
+
+def weighed_by_place(out, target):
+    return nn.functional.cross_entropy(out, target, reduction="none") * torch.arange(40)[: len(out)]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        centred,
+        [LossTerm("cross_entropy"), LossTerm(per_chunk, mask="val")],
+        hard,
+        near_own_class,
+        weighed_by_place,
+    ],
+)
 def test_losses_that_mix_vertices_are_refused(loss):
     problem = problems.awkward()
-    with pytest.raises(InputError, match=r"loss (centred|per_chunk): mixes the rows"):
+    with pytest.raises(InputError, match=r"loss \w+: mixes the rows"):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=loss)
+
+
+class Growing(nn.Module):
+    calls = 0
+
+    def forward(self, out, target):
+        self.calls += 1
+        return nn.functional.cross_entropy(out, target, reduction="none") * self.calls
+
+
+class Moving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, out, target):
+        self.mean = self.mean * 0.9 + out.detach().mean(0) * 0.1
+        return nn.functional.cross_entropy(out - self.mean, target, reduction="none")
+
+
+@pytest.mark.parametrize("loss", [Growing, Moving])
+def test_losses_that_change_with_their_calls_are_refused(loss):
+    problem = problems.awkward()
+    with pytest.raises(InputError, match="gives something else when it is called again"):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=loss())
 
 
 def test_random_numbers_of_a_loss_are_no_mixing_of_vertices():
     problem = problems.awkward()
     hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=noisy)
-    for seed in range(1000):  # some draw the same twice
+    for seed in range(100):  # some draw the same twice
         torch.manual_seed(seed)
-        check_alone("loss", noisy, torch.eye(2, 3), torch.tensor([0, 1]))
+        check_alone("loss", noisy, torch.eye(7, 3), torch.arange(7) % 3)
 
 
 def test_a_mask_over_vertices_without_a_label_is_refused():

@@ -45,15 +45,17 @@ def test_torch_geometrics_jumping_knowledge():
     check(additions.of(jumping, "theirs"), problems.directed_weighted(), (2, 3), epochs=2, device_memory="smallest")
 
 
-@pytest.mark.most(3)
-@pytest.mark.long
+@pytest.mark.most(9)
+@pytest.mark.long(sample=2)
 @pytest.mark.parametrize("name", SWITCHES)
-def test_savings(name):
+@pytest.mark.parametrize(
+    ("model", "alone", "budget"),
+    [(1, True, "100KiB"), (1, False, "100KiB"), (2, False, "100KiB"), (0, False, None)],
+)
+def test_savings(name, model, alone, budget):
     """Each alone, and all but one."""
-    alone, without = replace(NOTHING, **{name: True}), replace(Strategy(), **{name: False})
-    for strategy, model in ((alone, MODELS[1]), (without, MODELS[1]), (without, MODELS[2])):
-        check(model, problems.few_train(), (2, 3), strategy=strategy, device_memory="100KiB", epochs=2)
-    check(MODELS[0], problems.few_train(), (2, 3), strategy=without, epochs=2)
+    strategy = replace(NOTHING if alone else Strategy(), **{name: alone})
+    check(MODELS[model], problems.few_train(), (2, 3), strategy=strategy, device_memory=budget, epochs=2)
 
 
 def test_nothing_is_stored_twice():

@@ -14,7 +14,7 @@ from hongtu.errors import BudgetError
 pyg = pytest.importorskip("torch_geometric.nn")
 
 COMBINATIONS = 40
-SHARDS = 4
+SHARDS = 8
 
 
 class Plain(hnn.Layer):
@@ -92,7 +92,7 @@ def random_layers(rng, columns):
     return names, layers
 
 
-@pytest.mark.most(2)
+@pytest.mark.most(4)
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_predicted_equals_measured(shard, tmp_path):

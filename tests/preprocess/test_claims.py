@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -106,6 +107,14 @@ def test_an_archive_larger_than_memory(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("hongtu.preprocess.read.size.available_bytes", lambda: 8 << 20)
     (tmp_path / "e.npz").write_bytes(npz(**ONE, shape=[3, 3], format=b"coo", more=np.zeros(9 << 20, np.uint8)))
     refused(tmp_path, tmp_path / "e.npz", ALONE, "its arrays take", capsys)
+
+
+def test_a_file_of_torch_that_would_unpack_to_more_than_it_is(tmp_path, capsys):
+    with zipfile.ZipFile(io.BytesIO(saved())) as whole, zipfile.ZipFile(tmp_path / "e.pt", "w") as squeezed:
+        for name in whole.namelist():
+            content = bytes(MOST * 2) if name.endswith("data/0") else whole.read(name)
+            squeezed.writestr(name, content, zipfile.ZIP_DEFLATED)
+    refused(tmp_path, tmp_path / "e.pt", ALONE, "is compressed, which torch.save does not do", capsys)
 
 
 def test_sizes_are_parsed_in_linear_time():

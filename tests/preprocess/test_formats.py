@@ -8,6 +8,7 @@ import os
 import pickle
 import tracemalloc
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import networkx
@@ -293,8 +294,12 @@ def test_malformed_tables_are_refused(case, ending, tmp_path, capsys):
     refused(tmp_path, file, [*SYNTHETIC, *arguments], expected, capsys)
 
 
+ONE_DIMENSION = tuple(map(int, scipy.__version__.split(".")[:2])) >= (1, 15)
 MATRICES = {
-    "one dimension": (lambda file: scipy.sparse.save_npz(file, scipy.sparse.coo_array([1.0, 0])), ["of 1 dimensions"]),
+    "one dimension": (  # older scipy makes a row of it, or cannot read what it has written
+        lambda file: scipy.sparse.save_npz(file, scipy.sparse.coo_array([1.0, 0])),
+        ["of 1 dimensions"] if ONE_DIMENSION else [],
+    ),
     "complex": (lambda file: scipy.sparse.save_npz(file, matrix(np.ones(60, complex))), ["complex128, expected real"]),
     "too large": (lambda file: scipy.sparse.save_npz(file, matrix(np.full(60, 1e300))), ["edge 0: edge_weight is inf"]),
     "offsets": (
@@ -360,18 +365,17 @@ def weighted_edges(file, tmp_path, *arguments):
 def test_odd_tables_are_read_as_what_they_mean(tmp_path):
     ends = [pyarrow.array([0, 1]), pyarrow.array([1, 2])]
     large = [pyarrow.array([2**63, 1], pyarrow.uint64()), pyarrow.array([1, 5], pyarrow.uint64())]
-    views = (
-        [end.cast(pyarrow.string()).cast(pyarrow.string_view()) for end in ends],
-        ["--relabel"],
-        [("0", "1"), ("1", "2")],
-    )
+    relabelled = ["--relabel"], [("0", "1"), ("1", "2")]
     forms = {
         "dictionary": ([end.dictionary_encode() for end in ends], [], [(0, 1), (1, 2)]),
-        "views": views,
         "unsigned": (large, ["--relabel"], [("1", "5"), (str(2**63), "1")]),
     }  # fmt: skip
-    for kind in (pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary(1), pyarrow.dictionary("int32", "binary")):
-        forms[str(kind)] = [pyarrow.array([b"0", b"1"]).cast(kind), pyarrow.array([b"1", b"2"]).cast(kind)], *views[1:]
+    of_bytes = [pyarrow.array([b"0", b"1"]), pyarrow.array([b"1", b"2"])]
+    for kind in (pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary(1)):
+        forms[str(kind)] = [end.cast(kind) for end in of_bytes], *relabelled
+    forms["dictionary of bytes"] = [end.dictionary_encode() for end in of_bytes], *relabelled
+    with suppress(AttributeError, pyarrow.ArrowNotImplementedError):  # of an older pyarrow
+        forms["views"] = [end.cast(pyarrow.string()).cast(pyarrow.string_view()) for end in ends], *relabelled
     for name, (columns, arguments, expected) in forms.items():
         file = tmp_path / f"{name}.feather"
         pyarrow.feather.write_feather(pyarrow.table(columns, ["source", "destination"]), file)
@@ -624,7 +628,7 @@ def dtype_of_objects():
     the letters for an address."""
     state = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
     kind = Called(np.dtype, ("V8", False, True), state)
-    return Called(np._core.multiarray.scalar, (kind, b"A" * 8))
+    return Called(np.float64(0).__reduce__()[0], (kind, b"A" * 8))
 
 
 # what a file must not be able to do: crash, call, or take much memory
@@ -653,7 +657,7 @@ LONG, ONE = "x" * 10_000, "\x01\x00\x00\x00"
 
 
 def number(*arguments):
-    return Called(np._core.multiarray.scalar, arguments)
+    return Called(np.float64(0).__reduce__()[0], arguments)
 
 
 @pytest.mark.parametrize("case", FORGED)

@@ -31,7 +31,7 @@ def graph(tmp_path_factory):
     return path
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("flags", [
     ["--order", "input"],
     ["--order", "clusters", "--undirected"],

@@ -36,6 +36,18 @@ def test_sparse_features_become_the_same_dense_rows(tmp_path):
     assert np.array_equal(artifact.features, dense[artifact.original_id])
 
 
+@pytest.mark.parametrize("kind", ["<f2", ">f4", ">f8", ">i4"])
+def test_sparse_features_of_other_numbers(kind, tmp_path):
+    """Which scipy reads, and computes with no half of them."""
+    source = sparse_input(tmp_path, scipy.sparse.csr_matrix(np.eye(24, 5, dtype=np.float32)))
+    with np.load(source / "features.npz") as parts:
+        given = dict(parts) | {"data": parts["data"].astype(kind)}
+    np.savez(source / "features.npz", **given)
+    assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    assert np.array_equal(artifact.features, np.eye(24, 5)[artifact.original_id])
+
+
 def test_sparse_features_are_checked(tmp_path, capsys):
     dense = np.eye(24, 5, dtype=np.float32)
     dense[3, 3] = np.nan

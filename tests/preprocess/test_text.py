@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import re
 
 import numpy as np
@@ -143,6 +144,7 @@ FORMS = {
     "r.csv": '"","src","dst"\n"1",0,1\n"2",1,2\n', "mark.csv": "\ufeffsrc,dst\n0,1\n1,2\n",
     "tabs.csv": "src\t,\tdst\n0\t,1\n1, \t2 \t\n", "spaces.tsv": "0 \t 1\n1 \t 2 \n",
     "gz.txt.gz": gzip.compress(b"0\t1\r\n1\t2"),
+    "gz.txt": gzip.compress(b"0\t1\n1\t2\n"),
 }  # fmt: skip
 
 
@@ -174,6 +176,8 @@ def test_quoted_names(tmp_path):
     ("a.txt", "0 1 7\n1 2 9\n", "--columns source,destination,weight where the third is a weight"),
     ("a.csv", "0.0,1.0\n", "line 1: id '0.0', expected an integer; save the ids as int64"),
     ("a.csv", "src,dst\n0,1\n".encode("utf-16"), "line 1: a zero byte, expected UTF-8 text"),
+    ("a.csv", lzma.compress(b"0,1\n"), "a zero byte, expected UTF-8 text; unpack it: unxz"),
+    ("a.txt", b"PAR1\x00\x00", "rename it to .parquet"),
     ("a.csv", b"0,1\n0,\x00\n", "line 2: a zero byte"),
     ("a.txt", "0\n", "1 columns, expected 2 between commas"),
 ])  # fmt: skip

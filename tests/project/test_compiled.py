@@ -106,7 +106,9 @@ CODE = """
 import os, sys
 import numba.core.caching as caching
 if sys.argv[1] == "nowhere":
-    caching.CacheImpl._locator_classes = [caching.UserProvidedCacheLocator]  # no other place can be written
+    provided = "UserProvidedCacheLocator"  # of older numba with an underscore
+    locator = getattr(caching, provided, None) or getattr(caching, "_" + provided)
+    caching.CacheImpl._locator_classes = [locator]  # no other place can be written
 else:
     def full(self, name, overload):
         raise OSError(28, "No space left on device")

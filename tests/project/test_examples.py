@@ -80,5 +80,5 @@ def test_an_example_declares_what_it_imports(path, tmp_path):
 
 
 def test_there_are_examples():
-    wanted = {"cora", "from_pyg", "own_layer", "budget", "spill", "ranks", "links", "edge_states"}
+    wanted = {"cora", "from_pyg", "own_layer", "budget", "spill", "ranks", "links", "edge_states", "typed_graphs"}
     assert wanted <= {path.stem for path in SCRIPTS}

@@ -273,6 +273,7 @@ def test_l_plus_3_buffers_fit_where_mg_gcn_ran(published_tables):
             assert (nbytes <= A100X4.usable_memory) == (ran[graph][k] is not None), (graph, m)
 
 
+@pytest.mark.long
 def test_copies_beside_arithmetic_take_no_longer_than_in_turn(published_tables):
     rows = {(row["graph"], row["what"]): row for row in mg_gcn.at_published_sizes()}
     in_turn, beside = mg_gcn.OVERLAP.values()

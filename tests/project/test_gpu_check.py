@@ -478,7 +478,7 @@ def test_kernel(k):
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize(("workers", "passed"), [((), 2), (("-n", "1"), 5)], ids=["alone", "workers"])
 def test_one_fault_of_a_gpu_is_blamed_on_one_test(tmp_path, workers, passed):
     shutil.copy(ROOT / "tests" / "gpu" / "conftest.py", tmp_path)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from hongtu.cli.settings import _toml
-from tests.project.test_rooms import MODULES, ROOT
+from tests.project.test_rooms import ROOT, modules, parsed
 
 PROJECT = _toml(ROOT / "pyproject.toml")
 # packages whose import has another name
@@ -19,6 +19,7 @@ NAMED = {
     "google": "tensorboard",
     "sklearn": "scikit_learn",
 }
+STANDARD = {*sys.stdlib_module_names, "tomllib"}  # the last since 3.11
 OF_GIT = {"sar"}  # a baseline that no registry has; docs/benchmarks.md says how to install it
 # imported at the top of a file that is only reached where the package is there
 GUARDED = {
@@ -67,7 +68,7 @@ def imported(tree, *, at_the_top):
             found |= {name.split(".")[0] for name in names if isinstance(name, str)}
         elif not at_the_top or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try | ast.If):
             left += ast.iter_child_nodes(node)
-    return {NAMED.get(name, name) for name in found - set(sys.stdlib_module_names) if name.isidentifier()}
+    return {NAMED.get(name, name) for name in found - STANDARD if name.isidentifier()}
 
 
 def undeclared(name, tree):
@@ -78,7 +79,7 @@ def undeclared(name, tree):
 
 
 def test_the_package_imports_what_is_declared():
-    wrong = {name: found for name, tree in MODULES.items() if (found := undeclared(name, tree))}
+    wrong = {name: found for name, tree in modules().items() if (found := undeclared(name, tree))}
     assert not wrong
 
 
@@ -106,12 +107,12 @@ def test_tests_and_experiments_import_what_is_declared():
     local = {"hongtu", "tests", "experiments", "graphs"}
     for folder in ("tests", "experiments", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
-            wrong = imported(ast.parse(path.read_text()), at_the_top=False) - RUNTIME - EXTRAS - GROUPS - OF_GIT - local
+            wrong = imported(parsed(path), at_the_top=False) - RUNTIME - EXTRAS - GROUPS - OF_GIT - local
             assert not wrong, f"{path}: {wrong}"
 
 
 def test_what_is_declared_is_imported():
-    everything = set().union(*(imported(tree, at_the_top=False) for tree in MODULES.values()))
+    everything = set().union(*(imported(tree, at_the_top=False) for tree in modules().values()))
     built_upon = {"torch_scatter"}  # by torch_sparse
     named = {"tensorboard", "wandb", "mlflow"}  # by hongtu.callbacks, as arguments
     assert (RUNTIME | EXTRAS) - everything - built_upon - named - {"tomli"} == set()
@@ -135,6 +136,12 @@ for room in ("graph", "preprocess", "plan"):
 from hongtu.graph.artifact import open_artifact
 from hongtu.plan.report import lookahead_summary
 print(sorted(lookahead_summary(open_artifact("a").topology)))
+from hongtu.hardware import CPU
+from hongtu.plan.cost.seconds import predict_seconds
+from tests import tiny
+for shape in (tiny.GCN, tiny.GAT):
+    plan = tiny.plan(shape, "full")
+    assert plan.program.train and plan.bytes and plan.peak_bytes and predict_seconds(plan, CPU).total
 from hongtu.cuda_ext import compile, driver, sources
 try:
     assert compile.cubin("rows.cu", "sm_90")[:4] == b"\\x7fELF"
@@ -155,7 +162,7 @@ def names_of(path):
     """What a module has at its top, whatever of it runs."""
     found = {file.stem for file in path.parent.glob("*.py")} if path.name == "__init__.py" else set()
     found |= {folder.name for folder in path.parent.iterdir() if folder.is_dir()} if found else set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -169,7 +176,7 @@ def test_whatever_is_imported_of_the_project_is_there():
     """In experiments, too, which few tests run."""
     known, missing = {}, []
     for path in [*ROOT.glob("experiments/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("examples/*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
             if module is None or module.split(".")[0] not in ("hongtu", "experiments", "tests"):
                 continue

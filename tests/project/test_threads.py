@@ -236,6 +236,7 @@ print(torch.get_num_threads(), hongtu.threads.num_threads())
 """
 
 
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("by", ["environment", "torch", "torch last"])
 def test_the_number_of_threads_that_was_said_stays(by, tmp_path):
     there = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}  # MKL has one, too
@@ -275,6 +276,7 @@ trainer.fit(1)
 """
 
 
+@pytest.mark.long
 def test_a_fork_of_a_process_that_trained_is_refused(tmp_path):
     done = subprocess.run([sys.executable, "-c", FORKED], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.project.test_rooms import MODULES, ROOT
+from tests.project.test_rooms import ROOT, modules
 
 # Words that name nothing in the code, with those that do, and the modules where another library's own word is meant.
 RETIRED = {
@@ -43,7 +43,7 @@ def vocabulary() -> list[str]:
 
 def names() -> Iterator[tuple[str, str]]:
     """Every module with every name that it gives: of classes, functions, arguments, attributes and variables."""
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         for part in module.split("."):
             yield module, part
         for node in ast.walk(tree):
@@ -82,7 +82,7 @@ def test_no_name_has_a_retired_word(word):
 
 def test_a_class_name_names_one_class():
     where: defaultdict[str, set[str]] = defaultdict(set)
-    for module, tree in MODULES.items():
+    for module, tree in modules().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where[node.name].add(module)

@@ -87,6 +87,7 @@ def test_stores_have_the_graph():
         edges.put_edge_index((source, start), edges.get_all_edge_attrs()[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replace", [False, True])
 def test_the_same_seed_gives_the_same_batches(replace):
     """For any number of workers, kept or not, in every epoch; another seed and another epoch give others."""

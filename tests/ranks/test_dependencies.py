@@ -132,6 +132,7 @@ EDGES = Model(
 
 
 @pytest.mark.every
+@pytest.mark.long(sample=2)
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @over_dependencies
 @pytest.mark.parametrize(
@@ -157,6 +158,7 @@ DEEP = Model(
 
 
 @pytest.mark.every
+@pytest.mark.long(sample=2)
 @pytest.mark.parametrize("first", (2, 3))
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)
@@ -178,6 +180,7 @@ class AtRandom(ByLayer):
 
 
 @pytest.mark.every
+@pytest.mark.long(sample=2)
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @pytest.mark.parametrize("model", (DEEP, JUMPING, HOPS, DROPPED, NORMS[0]), ids=repr)
@@ -208,7 +211,8 @@ def test_hybrid_is_the_fastest_that_is_predicted():
         assert first in expected
 
 
-@pytest.mark.parametrize("dependencies", ("cache", "comm", "hybrid"))
+@pytest.mark.long
+@pytest.mark.parametrize("dependencies", ("comm", "hybrid", "cache"))
 def test_plans_of_ranks_are_those_that_run(dependencies):
     problem = problems.awkward()
     artifact, hardware = problems.prepare(problem, 4, 3), dataclasses.replace(CPU, network_link=1e8)
@@ -567,6 +571,7 @@ def both(f, c):
             (hnn.JumpingKnowledge("cat"), "h, x -> h"), (hnn.GCNConv(H + f, c), "h -> h")]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ("none", "full"))
 @pytest.mark.parametrize(
     "layers", (lambda f, c: [hnn.SAGEConv(f, H), nn.ReLU(), hnn.GATConv(H, c)], both), ids=("sage", "norm")
@@ -584,6 +589,7 @@ def test_learned_embeddings_are_fetched(tmp_path, layers, strategy):
         if before is not None:
             trainer.load(before)
         found = training.train(trainer, 2)
+        assert trainer.record.peak_bytes["pageable host"] == trainer.plan.host_bytes["pageable host"]
         trainer.save(after)
         return found, trainer.evaluate(), trainer.predict(), trainer.gradients()[NAME], trainer.state()["embedding"]
 
@@ -617,6 +623,7 @@ def test_a_snapshot_does_not_depend_on_ranks(tmp_path):
     np.testing.assert_allclose(begun[1] + ended[1], alone, rtol=SAME)
 
 
+@pytest.mark.long
 @over_dependencies
 def test_rows_are_written_once(tmp_path, dependencies):
     def rows(group):

@@ -23,7 +23,7 @@ from tests.interpreter import Interpreter, run_ranks
 from tests.plan.test_interpreter import Model, random_shape
 from tests.plan.test_transfer_plan import random_case
 
-PROGRAMS, BLOCKS = 2600, 20
+PROGRAMS, BLOCKS = 2600, 80
 
 
 def artifact_of(topology, schedule, shape, mask, rng):
@@ -103,7 +103,7 @@ def check_ranks(artifact, shape, shares, plans, mask, rng):
         np.testing.assert_allclose(rank.host[OUTPUT][share.owned], out.detach()[share.span], atol=1e-9)
 
 
-@pytest.mark.most(4)
+@pytest.mark.most(16)
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_ranks_compute_what_dense_products_do(block, monkeypatch):
@@ -130,4 +130,4 @@ def test_ranks_compute_what_dense_products_do(block, monkeypatch):
             continue
         check_ranks(artifact, shape, shares, plans, mask, rng)
         done, fetched = done + 1, fetched + any(plan.choice.halo is not None for plan in plans)
-    assert done > PROGRAMS // BLOCKS // 3 and fetched
+    assert done > PROGRAMS // BLOCKS // 4 and fetched

@@ -102,6 +102,7 @@ def test_torchrun_trains_resumes_and_stops_together(artifact, tmp_path):
     assert "torchrun started 2" in hongtu_on(2, tmp_path, "info", artifact)[2]
 
 
+@pytest.mark.long
 def test_a_rank_that_ends_before_it_joins_is_heard(artifact):
     """Another machine's torchrun would not stop this one."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -155,7 +156,7 @@ with joined(timeout=5) as ranks:
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize(
     ("what", "norm", "said", "layer"),
     [("raise MemoryError('no more')", "", r"rank 1 \(.*, pid \d+\) stopped in pass 'f\w+ \d': no more", 1),
@@ -214,7 +215,7 @@ if sys.argv[1] == "destroyed":
 """
 
 
-@pytest.mark.long
+@pytest.mark.long(sample=0)
 @pytest.mark.parametrize("how", ["destroyed", "left"])
 def test_the_threads_of_a_group_end_before_python_does(how, tmp_path):
     """Else one that lets go of a tensor ends the process with SIGABRT."""

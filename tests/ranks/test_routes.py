@@ -201,6 +201,8 @@ def test_routes_are_predicted_to_be_faster(two_hosts, monkeypatch):
         ('{"hops": []}', "expected {\"hosts\""),
         ('{"paths": {"0 1": 3}}', "expected a list of names of hops"),
         ('{"hops": {"x": 1}, "paths": {"0 2": ["x"]}}', "two of the ranks 0 to 1"),
+        ('{"hops": {"x": 1}, "paths": {"0 \u00b2": ["x"]}}', "two of the ranks 0 to 1"),
+        ('{"hops": {"x": 1}, "paths": {"0 1%s": ["x"]}}' % ("0" * 5000), "two of the ranks 0 to 1"),
         ('{"hops": {"x": 1}, "paths": {"0 1": ["y"]}}', "passes 'y'; expected one of x"),
         ('{"hops": {"x": 1}, "paths": {"0 1": ["x"]}}', 'no path for "1 0"'),
     ],

@@ -44,6 +44,12 @@ class Of(nn.Module):
         return self.function(h, *self.inside)
 
 
+def of_one_code(h: Tensor) -> Tensor:
+    out, chosen = h.clone(), h[:, 0].round() == 1
+    out[chosen] = h[chosen].flip(0)
+    return out
+
+
 class Centred(torch.autograd.Function):
     """Rows as they are; their gradients lose their mean."""
 
@@ -161,6 +167,8 @@ ALONE: dict[str, Callable[[], Any]] = {
     "clipped gradients": lambda: Of(hooked(lambda grad: grad.clamp(-0.1, 0.1))),
     "dropped heads": lambda: Of(lambda h, drop: drop(h.view(-1, 2, 4)).flatten(1), nn.Dropout1d(0.5)),
     "rounded": lambda: lambda h: h + h.round(),
+    "one code": lambda: lambda h: h.where(h.round() == 1, 2 * h),
+    "rows of a code alone": lambda: Of(lambda h: h * (1 + torch.isin(h[:, :1].round(), torch.tensor([1.0, 2.0])))),
     "complex": lambda: lambda h: torch.fft.rfft(h, dim=1).abs().repeat(1, 2)[:, :F],
 }
 MIXING: dict[str, Callable[[], Any]] = {
@@ -209,6 +217,8 @@ MIXING: dict[str, Callable[[], Any]] = {
     "rows from twenty on": lambda: Of(lambda h: torch.cat([h[:20] * 2, h[20:]])),
     "written from sixteen on": lambda: Of(written(slice(16, None), 0.0)),
     "masked": lambda: lambda h: h.masked_fill(h == h.max(), 0),
+    "rows of one code": lambda: lambda h: h + (own := (h[:, :1].round() == 1).to(h.dtype)) * (h * own).sum(0),
+    "written rows of one code": lambda: Of(of_one_code),
     "threshold": lambda: lambda h: h.where(h > h.mean(), 0.0),
     "bound": lambda: lambda h: h.clamp(min=h.min() / 2),
     "median": lambda: lambda h: h - h.median(),

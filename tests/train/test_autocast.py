@@ -51,7 +51,7 @@ def test_gradients_are_close_to_those_in_single_precision(model):
             assert all(record.peak_bytes[name] <= peak for name, peak in trainer.plan.peak_bytes.items())
 
 
-@pytest.mark.most(12)
+@pytest.mark.most(8)
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "problem"), additions.ROWS, ids=[repr(model) for model, _ in additions.ROWS])
 def test_what_came_after_the_first_six_layers_is_close_too(model, problem):

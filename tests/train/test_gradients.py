@@ -8,6 +8,10 @@ import torch
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.model import embedding
+from hongtu.ranks.share import Share
+from hongtu.ranks.stages import ByLayer
+from hongtu.train.tracing.stepping import taken_inside
 from tests import problems
 from tests.trainers import artifact, gcn
 
@@ -121,7 +125,23 @@ def test_rows_that_do_not_fit_are_not_made(monkeypatch):
     assert not made
 
 
-def test_the_first_rows_are_there_once():
-    trainer = learning(embedded())
-    assert trainer.embedding._whole.weight.untyped_storage().nbytes() == 0
-    assert np.isfinite(trainer.embedding.weight.detach().numpy()).all()
+@pytest.mark.parametrize("rows, width", [(1, 1), (3, 5), (15, 1), (17, 1), (32, 3), (1000, 7), (48, 40)])
+def test_first_rows_are_torchs_own_in_blocks(rows, width, monkeypatch):
+    monkeypatch.setattr(embedding, "BLOCK", 64)
+    found = dict(embedding.first_rows(rows, width, seed=3))
+    assert torch.equal(torch.cat(list(found.values())), torch.randn((rows, width), generator=torch.manual_seed(3)))
+    assert max(map(len, found.values())) <= max(64 // width, 16) + 16
+
+
+def test_a_share_draws_its_own_rows_alone(tmp_path, monkeypatch):
+    """Those of one process, in the memory of its own and a few blocks."""
+    monkeypatch.setattr(embedding, "BLOCK", 64)
+    count, width = 2000, 32
+    edges = np.stack([np.arange(count), np.arange(count)])
+    graph = hongtu.preprocess_graph(edges, count, tmp_path / "a", features=f"embedding:{width}", partitions=4, chunks=1)
+    make = lambda artifact: embedding.Embedding(artifact, torch.optim.SGD, 5, torch.float32, lambda x: iter([x]))  # noqa: E731
+    share, found = Share(graph, 1, 2, ByLayer(1, 0)), []
+    taken = taken_inside(lambda: found.append(make(share)))
+    whole = make(graph).weight.detach()
+    assert torch.equal(found[0].weight, whole[torch.from_numpy(share.rows)])
+    assert taken < 0.1 * whole.nbytes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import random
+import signal
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -15,9 +17,11 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import InputError
+from hongtu.train.run_directory import RunDirectory
 from hongtu.train.snapshot import read_snapshot, write_snapshot
 from tests import problems
 from tests.faults.run import make_trainer, prepare, same_result
+from tests.faults.signals import Sent, lines_of, tracing
 
 
 @functools.cache
@@ -255,3 +259,22 @@ def test_options_that_cannot_be_read(text, tmp_path, capsys):
 def test_a_refused_run_leaves_no_directory(tmp_path, capsys):
     assert train(tmp_path / "run", "--device-memory", "1KB") == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_at_any_line_leaves_no_lock(tmp_path):
+    """In a notebook the process goes on, and would keep it."""
+
+    def hold():
+        with RunDirectory(tmp_path / "run").held():
+            pass
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for line in lines_of(hold, "train"):
+            sent = Sent(line, 1, [signal.SIGINT], 0.0, lambda: 0)
+            with suppress(KeyboardInterrupt), tracing(sent.trace):
+                hold()
+            hold()
+            assert not (tmp_path / "run").exists(), line
+    finally:
+        signal.signal(signal.SIGINT, before)

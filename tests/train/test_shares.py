@@ -63,6 +63,7 @@ def test_what_is_likely_is_held(name, grain, monkeypatch):
     assert again.loss == pytest.approx(record.loss, rel=1e-5) and held(again) <= free.plan.likely_bytes * 1.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "savings", [{}, {"save": False}, {"resident": False}, {"fuse_last_layer": False, "prune": False}]
 )

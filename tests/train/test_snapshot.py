@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
+import os
 import random
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from hongtu import nn as hnn
 from hongtu.errors import InputError
 from hongtu.train.snapshot import describe_layer, write_snapshot
 from tests import training
+from tests.faults.run import hashed
 from tests.models import H
 from tests.trainers import SCHEDULERS, adam_and_step, artifact, dropout_trainer, gcn, losses_of
 from tests.training import STRATEGIES
@@ -186,6 +190,34 @@ def test_sections_of_other_things_are_refused(section, tmp_path):
         write_snapshot(tmp_path / "forged.pt", state | {section: value})
         with pytest.raises(InputError, match=r"forged.pt: (not the state|the snapshot)"):
             trainer.load(tmp_path / "forged.pt")
+
+
+def test_snapshots_that_claim_more_than_they_hold_are_refused(tmp_path):
+    """Their hashes are right."""
+    trainer, file, many = dropout_trainer(), tmp_path / "forged.pt", []
+    state = trainer.state()
+    for _ in range(40):
+        many = [many, many]
+    for section, value, words in (
+        ("model", {"0.bias": torch.zeros(1).expand(10**9)}, "repeats its rows"),
+        ("identity", {"dtype": many}, "holds more values than bytes"),
+        ("rng", {"x": [many] * 10**4}, "holds more values than bytes"),
+    ):
+        body = io.BytesIO()
+        torch.save(state | {section: value}, body)
+        file.write_bytes(hashed(body.getvalue()))
+        with pytest.raises(InputError, match=words):
+            trainer.load(file)
+    os.truncate(file, 0)
+    os.truncate(file, 64 << 30)  # a hole, which nobody reads
+    with pytest.raises(InputError, match="its hash differs"):
+        trainer.load(file)
+    with zipfile.ZipFile(body) as whole, zipfile.ZipFile(squeezed := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    file.write_bytes(hashed(squeezed.getvalue()))
+    with pytest.raises(InputError, match="is compressed"):
+        trainer.load(file)
 
 
 def snapshot_of(trainer, tmp_path):

@@ -195,7 +195,9 @@ def test_early_stopping_needs_a_validation_score():
     assert trainer.epoch == empty.epoch == 0
 
 
-def test_fit_shows_progress_on_request(capfd):
+def test_fit_shows_progress_on_request(capfd, monkeypatch):
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.setenv(name, "200")  # where a bar has no terminal, it may take the size of another
     hongtu.Trainer(artifact(), gcn()).fit(2, progress=True, eval_every=1)
     shown = capfd.readouterr().err
     assert "epoch" in shown and "loss" in shown and "val" in shown

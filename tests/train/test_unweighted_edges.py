@@ -53,6 +53,7 @@ MODELS = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("graph", ["weighted", "plain"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strategy", training.STRATEGIES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,11 @@ def preprocess(**changed):
 def make(layers=None, **options):
     layers = [hnn.GCNConv(F, 8), hnn.GCNConv(8, C)] if layers is None else layers
     return hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, **options)
+
+
+def make_of_two(layers, **options):
+    problem = replace(problems.awkward(), labels=problems.awkward().labels % 2)
+    return hongtu.Trainer(problems.prepare(problem, 2, 3), layers, **options)
 
 
 def links(**options):
@@ -443,7 +450,7 @@ WRONG = {
     ),
     "a square convolution of another width": (
         lambda: make([hnn.PyGLayer(pyg.EdgeConv(nn.Linear(16, C)), square=True)]),
-        "layers[0] (PyGLayer) failed on a small graph, given rows of 6 columns",
+        "layers[0] (PyGLayer of EdgeConv) failed on a small graph (the features have 6 columns)",
         "its input width must be that of the output before it",
     ),
     "a convolution that needs positions": (
@@ -472,6 +479,21 @@ WRONG = {
         lambda: make([hnn.GCNConv(F, C), nn.InstanceNorm1d(C, track_running_stats=True)]),
         "layers[1] (InstanceNorm1d)",
         "LayerNorm",
+    ),
+    "probabilities of what is none": (
+        lambda: make_of_two([hnn.GCNConv(F, 1)], loss=nn.BCELoss()),
+        "loss BCELoss: takes numbers from 0 to 1",
+        "BCEWithLogitsLoss",
+    ),
+    "a module that gives cubes": (
+        lambda: make([hnn.GCNConv(F, 8), nn.Unflatten(1, (2, 4)), hnn.GCNConv(8, C)]),
+        "gives torch.float32 (2, 2, 4)",
+        "reshape inside a module",
+    ),
+    "an aggregation by the longest list": (
+        lambda: make([hnn.PyGLayer(pyg.SAGEConv(F, C, aggr="lstm"))]),
+        "layers[0] (PyGLayer of SAGEConv).aggregate mixes",
+        "aggr='lstm'",
     ),
     "a loss that is not made": (
         lambda: make(loss=nn.CrossEntropyLoss),

@@ -43,17 +43,20 @@ class _Part:
     Attributes:
         given: what comes before it gives, then what belongs to vertices and edges.
         leaves: how many tensors of the former there are.
+        of_edges: whole numbers say where rows lie.
     """
 
     run: Run
     given: Given
     leaves: int
+    of_edges: bool = False
 
     def functions(self, network: Network) -> list[Function]:
         """It, to judge on rows of several kinds, and on rows as they come."""
         kinds = (*map(varied, self.given[: self.leaves]), *self.given[self.leaves :])
         call = partial(_call, network, self.run)
-        return [Function(call, kinds, self.leaves), Function(call, self.given, self.leaves)]
+        codes = not self.of_edges
+        return [Function(call, given, self.leaves, codes=codes) for given in (kinds, self.given)]
 
 
 def refuse_mixing(network: Network, form: GraphForm) -> None:
@@ -148,7 +151,7 @@ def _aggregate_part(
         beside["edge_weight"] = torch.arange(count, dtype=z.dtype) % 4 / 4 + 0.5
     places = torch.tensor(EDGES).view(-1).bool(), torch.arange(ROWS), DEGREE * torch.arange(ROWS)
     run = partial(_aggregate, index, tuple(beside), len(e))
-    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e))
+    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e), of_edges=True)
 
 
 def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Network, given: Given) -> list[Tensor]:
@@ -215,7 +218,8 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
     if mixture.place:
         raise InputError(
             f"{title} mixes the rows of its input: what it gives for a row depends on where it lies, or on how many "
-            "there are, and a chunk has other ones than the whole graph; give positions and counts as features"
+            "there are, and a chunk has other ones than the whole graph; give positions and counts as features, and "
+            "aggregate in a way that the longest list of in-edges does not change (aggr='lstm' is no such)"
         )
     raise InputError(
         f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; a module "

@@ -28,7 +28,7 @@ from hongtu.train.tracing.guards import digest_of, remembered, treats_rows_alone
 from hongtu.train.tracing.mixing import refuse_mixing
 from hongtu.train.tracing.operations import Function, stage_sweeps
 from hongtu.train.tracing.stepping import step_model
-from hongtu.train.tracing.trace import GraphForm, Traced, constant_layers, failures_named, trace
+from hongtu.train.tracing.trace import GraphForm, Traced, constant_layers, failures_named, gives_probabilities, trace
 
 
 class _Shown(NamedTuple):
@@ -63,6 +63,11 @@ def network_shape(
     shown = _shown(network, form, checks_rows)
     traced = shown.traced
     network.check_vertices(artifact.whole.num_vertices)
+    if isinstance(loss, MeanLoss) and loss.trains and loss.of_probabilities and not gives_probabilities(network, form):
+        raise InputError(
+            "loss BCELoss: takes numbers from 0 to 1, and the model gives others; end it in a sigmoid, or use "
+            "loss='bce_with_logits', torch.nn.BCEWithLogitsLoss"
+        )
     layers, stepped = traced.layers, step_model(optimizer)
     copies = clips or stepped.changes
     gradients = 1 + copies if loss.trains else 0

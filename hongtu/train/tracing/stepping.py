@@ -11,6 +11,7 @@ from torch import nn
 
 from hongtu.device.layer_memory import WorkspaceTracker
 from hongtu.errors import InputError
+from hongtu.graph.artifact import Artifact
 from hongtu.kernels.torch_private import times_written
 from hongtu.model.embedding import state_bytes
 from hongtu.train.settings import OptimizerFactory
@@ -89,11 +90,16 @@ def _changes(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -
     return before != [times_written(gradient) for gradient in gradients]
 
 
-def learned_bytes(stepped: Stepped, rows: int) -> int:
+def learned_bytes(stepped: Stepped, artifact: Artifact, rows: int) -> int:
     """Bytes of the host beside learned rows and their gradient: the optimizer's state, a copy of a gradient that is
-    changed, and the most of what a step takes and a snapshot, which has rows and state in the original order.
+    changed, and the most of what a step takes and a snapshot, which has rows and state in the original order; of ranks
+    those of all, and once more on their way.
 
     Args:
+        artifact: or a rank's share, whose rows are learned.
         rows: bytes of the rows.
     """
-    return stepped.state + stepped.changes * rows + max(stepped.beside, rows + stepped.state)
+    snapshot = rows + stepped.state
+    if artifact.whole is not artifact:
+        snapshot = 2 * snapshot * artifact.whole.num_vertices // max(1, artifact.num_vertices)
+    return stepped.state + stepped.changes * rows + max(stepped.beside, snapshot)

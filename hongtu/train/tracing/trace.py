@@ -28,11 +28,13 @@ class Traced:
         layers: a LayerShape per layer.
         values: those that stages give to later ones.
         output: columns of the model's output.
+        probabilities: its numbers lie from 0 to 1.
     """
 
     layers: tuple[LayerShape, ...]
     values: tuple[ValueShape, ...]
     output: int
+    probabilities: bool
 
 
 class GraphForm(NamedTuple):
@@ -92,15 +94,16 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         text = " ".join(str(error).split())[:200]
         of_edges = f", those of edges {form.edges.features}" if form.edges.features else ""
+        rows = f", given rows of {network.given} columns" if network.given else ""
         remedy = (
             "whole numbers are stored as floats; look up x.long()"
             if "'indices' to have one of the following scalar types: Long" in text
             else "it must take any number of rows, keep them in the first dimension, and its input width must be that "
-            "of the output before it"
+            f"of the output before it{'; an edge_dim must be the columns of edges' if of_edges else ''}"
         )
         raise InputError(
-            f"{network.current} failed on a small graph, given rows of {network.given} columns (the features have "
-            f"{form.features}{of_edges}): {text}; {remedy}"
+            f"{network.current} failed on a small graph{rows} (the features have {form.features} "
+            f"columns{of_edges}): {text}; {remedy}"
         ) from error
 
 
@@ -157,10 +160,16 @@ def _differentiated(network: Network) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def _run(network: Network, form: GraphForm, *, training: bool) -> Traced:
+def gives_probabilities(network: Network, form: GraphForm) -> bool:
+    """Whether outputs lie from 0 to 1 however large features are."""
+    with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), network.without_autocast():
+        return _run(network, form, training=False, largest=1000.0).probabilities
+
+
+def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 1.0) -> Traced:
     network.modules.train(training)
     block = toy_block(form.dtype)
-    h = torch.sin(torch.arange(2 * form.features, dtype=form.dtype)).reshape(2, form.features)
+    h = torch.sin(torch.arange(2 * form.features, dtype=form.dtype)).mul_(largest).reshape(2, form.features)
     known = {-1: h}
     a: Tensor | None = None
     s: tuple[Tensor, ...] = ()
@@ -218,7 +227,8 @@ def _run(network: Network, form: GraphForm, *, training: bool) -> Traced:
         if combined:
             s = ()
     out, _ = run_stage(len(network.layers))
-    return Traced(tuple(layers), tuple(values), out.shape[1])
+    probabilities = bool(((out >= 0) & (out <= 1)).all())
+    return Traced(tuple(layers), tuple(values), out.shape[1], probabilities)
 
 
 def _buffer_versions(network: Network) -> dict[str, int]:
@@ -252,7 +262,7 @@ def _common(a: Traced, b: Traced) -> Traced:
         replace(x, same_as=x.same_as if x.same_as == y.same_as else None, trained=y.trained)
         for x, y in zip(a.values, b.values, strict=True)
     )
-    return Traced(layers, values, a.output)
+    return Traced(layers, values, a.output, a.probabilities)
 
 
 def toy_block(dtype: torch.dtype, rows: int = 2, sources: int | None = None, edges: int | None = None) -> Block:

@@ -170,7 +170,8 @@ class _Machine:
             made.value = flat.reshape(shape, order="F" if by_column else "C")
         else:
             good = type(state) is tuple and state[0] in (3, 4) and state[1] in ("<", ">", "|", "=")
-            _expect(good and len(state) == 8 and not any(state[2:5]), "an array of numbers")
+            good = good and len(state) == 8 and not any(state[2:5]) and all(type(n) is int for n in state[5:])
+            _expect(good, "an array of numbers")
             made.value = made.value.newbyteorder(state[1])
         return made
 

@@ -52,6 +52,9 @@ def load_matrix(path: Path) -> Any:
                 _check_offsets(path)
             if matrix.format in ("csr", "csc", "bsr"):
                 check_compressed(matrix)
+            if matrix.dtype.kind in "iuf":  # scipy computes with numbers of this machine, and halves with none
+                kind = matrix.dtype.newbyteorder("=")
+                matrix = matrix.astype(np.float32 if kind == np.float16 else kind, copy=False)
             if matrix.format == "bsr":
                 matrix = matrix.tocsr()
                 matrix.eliminate_zeros()

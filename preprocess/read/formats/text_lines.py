@@ -17,6 +17,11 @@ COMMENTS = 1 << 12  # lines before them that are looked at for edges among the c
 CONTENT = re.compile(rb"^[ \t]*[^#%\s]", re.MULTILINE)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+GZIP = b"\x1f\x8b"
+OTHER_FILES = {  # by their first bytes
+    b"BZh": "unpack it: bunzip2", b"\xfd7zXZ": "unpack it: unxz", b"\x28\xb5\x2f\xfd": "unpack it: unzstd",
+    b"PK": "unpack it: unzip", b"PAR1": "rename it to .parquet", b"ARROW1": "rename it to .arrow",
+}  # fmt: skip
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -30,8 +35,10 @@ def ending_of(path: Path) -> str:
 
 
 def open_stream(path: Path) -> IO[bytes]:
-    """A file's bytes, unpacked."""
-    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+    """A file's bytes, unpacked if they are gzip's, whatever its name."""
+    with path.open("rb") as stream:
+        packed = path.suffix.lower() == ".gz" or stream.read(2) == GZIP
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
 
 
 def damaged(path: Path, error: Exception) -> InputError:
@@ -94,7 +101,9 @@ def _whole_lines(path: Path, block: int) -> Iterator[tuple[bytes, int]]:
                 data = rest + data
                 if b"\0" in data or (line == 1 and data.startswith(UTF_16)):
                     at = line + data.count(b"\n", 0, max(data.find(b"\0"), 0))
-                    raise InputError(f"{path}: line {at}: a zero byte, expected UTF-8 text; convert it (UTF-16: iconv)")
+                    of_first = [remedy for magic, remedy in OTHER_FILES.items() if line == 1 and data.startswith(magic)]
+                    remedy = of_first[0] if of_first else "convert it (UTF-16: iconv)"
+                    raise InputError(f"{path}: line {at}: a zero byte, expected UTF-8 text; {remedy}")
                 cut = data.rfind(b"\n") + 1
                 rest = data[cut:]
                 if cut:

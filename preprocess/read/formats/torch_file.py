@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError
+from hongtu.files import check_stored
 from hongtu.preprocess.read.formats.pyg_data import from_data
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import FREE, PER_ROW
@@ -41,6 +42,7 @@ def load_torch_file(path: Path) -> Any:
     import torch
 
     try:
+        check_stored(path)
         checked = torch.sparse.check_sparse_tensor_invariants(True)  # else indices may point anywhere in memory
         with _torch_geometric_allowed(), checked, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other versions of pickle
