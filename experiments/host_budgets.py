@@ -20,6 +20,7 @@ import mmap
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ from hongtu.device.cpu import Backend
 from hongtu.device.pool import Make
 from hongtu.host import STATUS, proc_bytes
 from hongtu.model.named import build_layers
+from hongtu.plan.program.moves import Copy
+from hongtu.plan.program.predict import copied_rows, crossing_bytes, row_bytes
+from hongtu.plan.program.program import PassProgram
 from hongtu.plan.search.host import PROCESS
 
 BLOCK = 8 << 20  # bytes of a mapped file that are given up together
@@ -137,12 +141,20 @@ def run(there: Any, order: dict[str, Any]) -> None:
         there.send({"refused": str(refused)})
         return
     records = [trainer.train_epoch() for _ in range(1 + order["epochs"])]
-    recalled, spilled = trainer.plan.disk_bytes(trainer.plan.passes.train)
+    recalled, spilled = (copied_bytes(trainer.plan.program.train, verb) for verb in ("recall", "spill"))
     there.send({
         "seconds": min(record.seconds for record in records[1:]), "losses": [record.loss for record in records],
         "disk_bytes": records[-1].bytes["disk"], "recalled_bytes": recalled, "spilled_bytes": spilled,
         "host_bytes": sum(bytes for name, bytes in records[-1].peak_bytes.items() if name != "disk"),
     })  # fmt: skip
+
+
+def copied_bytes(passes: Iterable[PassProgram], verb: str) -> int:
+    """What the copies of a name move in passes of all devices."""
+    copies = [(x, p) for p in passes for x in p.around if isinstance(x, Copy) and x.verb == verb]
+    return sum(
+        copied_rows(x, p, i) * crossing_bytes(x, p, row_bytes(p, i)) for x, p in copies for i in range(len(p.buffers))
+    )
 
 
 def held() -> int:

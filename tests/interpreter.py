@@ -98,7 +98,7 @@ class Interpreter:
     def topology(self, x):
         if isinstance(x.src.rows, Picked):
             self.brought[x.dst.tensor] = [
-                self.stage(i, x.dst.tensor, x.src.rows.of(i, self.batch)) for i in range(len(self.placed))
+                self.stage(i, x.dst.tensor, x.src.rows.array(i, self.batch)) for i in range(len(self.placed))
             ]
         else:
             for chunk in self.chunks:
@@ -145,8 +145,11 @@ class Interpreter:
     def flush(self, x):
         name, picks, bucket = x.dst.tensor, x.dst.rows.picks, x.dst.rows.column == "place"
         for i, slots in enumerate(self.at(x.src)):
-            pick, rows = picks.of(i, self.batch), x.dst.rows.of(i, self.batch)
-            values, stores = self.memory(i, x.src.tensor)[slots], np.broadcast_to(x.dst.access[i].of(pick), len(rows))
+            pick, rows = picks.intervals(i, self.batch), x.dst.rows.array(i, self.batch)
+            values, stores = (
+                self.memory(i, x.src.tensor)[slots],
+                np.broadcast_to(x.dst.access[i].among(pick), len(rows)),
+            )
             if bucket:
                 self.buckets[i][name] = undefined((len(rows), values.shape[1]))
                 put(self.buckets[i][name], rows, values, True)
@@ -263,7 +266,7 @@ class Chunk:
 
     def array(self, src):
         if isinstance(src.rows, SlotsOfSources):
-            return src.rows.of(self.i, self.at.batch)
+            return src.rows.array(self.i, self.at.batch)
         if src.where == "host" and not isinstance(src.rows, SparsePart):
             return self.at.host[src.tensor][self.rows] if self.kept(src.kept) else self.all_rows[src.tensor][self.index]
         return self.index if src.tensor == "row_in_chunk" else getattr(self.chunk, src.tensor)
@@ -281,7 +284,7 @@ class Chunk:
     def deliver(self, into):
         sent = self.sent.pop(into.tensor)
         if self.kept(into.kept):
-            put(self.at.host[into.tensor], self.rows, sent, into.access.of(self.rows))
+            put(self.at.host[into.tensor], self.rows, sent, into.access.among(self.rows))
         else:
             self.all_rows[into.tensor] = undefined((self.end - self.first, sent.shape[1]))
             put(self.all_rows[into.tensor], self.index, sent, True)
@@ -355,7 +358,7 @@ class Chunk:
 
     def write(self, out, index=None, *, at, holds):
         values = np.array(out.detach().numpy() if isinstance(out, torch.Tensor) else out)
-        stores = at.access.of(self.rows)
+        stores = at.access.among(self.rows)
         if at.where == "host":
             self.sent[at.tensor] = values
         elif at.where == "device":

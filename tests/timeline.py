@@ -104,6 +104,6 @@ class Timeline:
 
     def _moved(self, x: Any, i: int, batch: int) -> float:
         """Bytes of the rows that are picked."""
-        rows, p = len(x.src.rows.of(i, batch)), self.pass_
+        rows, p = len(x.src.rows.array(i, batch)), self.pass_
         name = str(p.exchange if x.verb in ("load", "pull") else p.flush)
         return self.times * rows * self.plan.passes.width[name] * self.plan.shape.itemsize

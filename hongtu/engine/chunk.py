@@ -110,7 +110,7 @@ class Chunk:
         if src.where == "host":
             return self.on_host(src)
         if isinstance(rows, SlotsOfSources):
-            return rows.of(self.i, self.batch)
+            return rows.array(self.i, self.batch)
         if isinstance(rows, OwnRows):
             return self._index(rows)
         if name in ("edge_features", "edge_type"):
@@ -149,7 +149,7 @@ class Chunk:
 
     def stores(self, stored: Stored, kept: Kept | None) -> Stores:
         """What goes to the disk is stored; it is added up when it is recalled."""
-        return stored.of(self.rows) if self.in_memory(kept) else True
+        return stored.among(self.rows) if self.in_memory(kept) else True
 
     def bring(self, x: Copy) -> None:
         """An array, or rows of a host tensor, to a register or to where it stays."""

@@ -198,7 +198,7 @@ class Instructions:
                 chunk.bring(x)
             return
         self._brought[x.dst.tensor] = [
-            device.bring(x.dst.tensor, self._set, partial(x.src.rows.of, i, self._batch), x.link)
+            device.bring(x.dst.tensor, self._set, partial(x.src.rows.array, i, self._batch), x.link)
             for i, device in enumerate(self.devices)
         ]
 
@@ -245,9 +245,9 @@ class Instructions:
         rows, stores, kept = x.dst.rows, x.dst.access, x.dst.kept
         assert isinstance(rows, Picked) and isinstance(stores, tuple)
         for i, (device, slots) in enumerate(zip(self.devices, self._at(x.src), strict=True)):
-            into, host = stores[i].of(rows.picks.of(i, self._batch)), self._host_rows(x.dst, device)
+            into, host = stores[i].among(rows.picks.intervals(i, self._batch)), self._host_rows(x.dst, device)
             cache, bucket = device.buffer(x.src.tensor), into if kept is None else True
-            device.flush_rows(self._set, cache, slots, host, rows.of(i, self._batch), bucket)
+            device.flush_rows(self._set, cache, slots, host, rows.array(i, self._batch), bucket)
             if kept is not None and kept.rows:
                 vertices = rows.picks.column("row", i, self._batch)
                 device.streams.host.run(partial(add_kept, kept, host, vertices, into, self.host[x.dst.tensor]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +10,7 @@ from hongtu.metrics import Traffic
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, Pass, gradient
 from hongtu.plan.program.compile import compile_pass, compile_plan
-from hongtu.plan.program.predict import device_traffic, disk_bytes, host_peaks, kept_bytes
+from hongtu.plan.program.predict import device_traffic, host_peaks, kept_bytes
 from hongtu.plan.program.program import PassProgram, Program
 
 
@@ -57,12 +56,6 @@ class ExecutionPlan(PlannedMemory):
     def device_traffic(self, p: Pass, device: int) -> Traffic:
         """Predicted traffic of one pass on one device; also where its transfers are only counted."""
         return device_traffic(self.pass_program(p), device)
-
-    def disk_bytes(self, passes: Iterable[Pass]) -> tuple[int, int]:
-        """Predicted bytes of rows that passes recall from the disk and that they spill, on all devices."""
-        programs, devices = [self.pass_program(p) for p in passes], self._devices
-        found = [disk_bytes(p, i) for p in programs for i in devices]
-        return sum(recalled for recalled, _ in found), sum(spilled for _, spilled in found)
 
     def pass_program(self, p: Pass) -> PassProgram:
         """What one pass runs; also where its transfers are only counted."""

@@ -316,7 +316,7 @@ class Lower(OnDisk):
         if isinstance(rows, Picked):
             for i in self.devices:
                 given = Ref(f"{rows.column}s of {self.p.name}", HOST)
-                yield from self._bring(i, name, given, len(rows.of(i, self.batch)))
+                yield from self._bring(i, name, given, len(rows.array(i, self.batch)))
             return
         for i, number in self.p.busy(self.batch):
             if isinstance(x.dst.rows, PartOfChunk):
@@ -336,7 +336,7 @@ class Lower(OnDisk):
         if src.where == "host" and src.rows is DESTINATIONS:
             return self.own_rows(src.tensor, i, number, src.kept)
         if isinstance(src.rows, SlotsOfSources):
-            self.slots[number] = src.rows.of(i, self.batch)
+            self.slots[number] = src.rows.array(i, self.batch)
             return Ref(f"slots of {self.p.name}", HOST)
         return Ref(src.tensor, HOST)
 
@@ -350,7 +350,7 @@ class Lower(OnDisk):
         own, slots = number - i * self.view.chunks, isinstance(x.src.rows, SlotsOfSources)
         lo, hi = (int(part.start[i][own + k]) for k in (0, 1))
         if isinstance(x.src.rows, SlotsOfSources):
-            self.at.slots[x.dst.tensor, number] = x.src.rows.of(i, self.batch)
+            self.at.slots[x.dst.tensor, number] = x.src.rows.array(i, self.batch)
         if hi > lo:
             source = Ref("slots" if slots else x.src.tensor, HOST)
             into = Ref(x.dst.tensor, Space("device", i), Chunk(lo, hi))
@@ -359,7 +359,7 @@ class Lower(OnDisk):
     def picked(self, i: int, ref: moves.Ref) -> Ref:
         """Rows of a device's cache, of a host tensor or of a bucket that are picked."""
         assert isinstance(ref.rows, Picked)
-        index, at = ref.rows.of(i, self.batch), self.brought[i, ref.rows.at] if ref.rows.at else None
+        index, at = ref.rows.array(i, self.batch), self.brought[i, ref.rows.at] if ref.rows.at else None
         if ref.where == "device":
             return self.cache(i, ref.tensor, index, at)
         if ref.rows.column == "place":
@@ -381,7 +381,7 @@ class Lower(OnDisk):
     def _peers(self, here: moves.Ref, there: moves.Ref, *, adds: bool) -> Iterator[Op]:
         assert isinstance(here.rows, Picked) and isinstance(there.rows, Picked)
         for i in self.devices:
-            own, theirs = here.rows.of(i, self.batch), there.rows.of(i, self.batch)
+            own, theirs = here.rows.array(i, self.batch), there.rows.array(i, self.batch)
             for peer, part in here.rows.picks.by_peer(i, self.batch):
                 mine = self.cache(i, here.tensor, own[part], self.brought[i, here.rows.at])
                 other = self.cache(peer, there.tensor, theirs[part], self.brought[i, there.rows.at])
@@ -426,7 +426,7 @@ class Lower(OnDisk):
             rows, count = self._rows(number), int(self.view.num_dst[number])
             target = self.own_rows(name, i, number, kept)
             source = self.device(i, f"deliver {name}", 0, count, self.step)
-            stores = x.dst.access.of(rows) if self._in_memory(kept, i, number) else True  # type: ignore[union-attr]
+            stores = x.dst.access.among(rows) if self._in_memory(kept, i, number) else True  # type: ignore[union-attr]
             if stores is True:
                 yield Copy(target, source)
             else:
@@ -446,7 +446,7 @@ class Lower(OnDisk):
         name, kept, picked = x.dst.tensor, x.dst.kept, x.dst.rows
         assert isinstance(picked, Picked) and isinstance(x.dst.access, tuple)
         for i in self.devices:
-            cache, stores = self.picked(i, x.src), x.dst.access[i].of(picked.picks.of(i, self.batch))
+            cache, stores = self.picked(i, x.src), x.dst.access[i].among(picked.picks.intervals(i, self.batch))
             slots = cache.rows.index  # type: ignore[union-attr]
             if not len(slots):
                 continue

@@ -133,7 +133,7 @@ class Body:
 
     def write(self, x: moves.Call) -> Iterator[Op]:
         register, name, kept = x.takes[0], x.at.tensor, x.at.kept
-        out, stores = self.registers[register], x.at.access.of(self.at._rows(self.number))
+        out, stores = self.registers[register], x.at.access.among(self.at._rows(self.number))
         if x.at.where == "host" and self.at.staged:
             yield Copy(self.at.device(self.i, f"deliver {name}", 0, self.count, self.at.step), out)
         elif x.at.where == "host":

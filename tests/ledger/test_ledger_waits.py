@@ -1,4 +1,4 @@
-"""Waits that follow from what operations read and write, beside those that are placed by hand."""
+"""Waits that follow from what operations do to every row, beside those of programs, which follow from parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ledger.plans import PLANS, lowered
 from tests.ledger.streams import placed_waits, unordered, waits
 
 DERIVED = 4  # waits of a pass that are left out
-WAITING = (  # together they have all that the compiler places
+WAITING = (  # together they have all that programs may have
     "a rank, staged", "spilled, but the features", "spilled, but the features, staged",
     "drawn, a slot is filled while a peer may pull",
 )  # fmt: skip
@@ -37,12 +37,12 @@ def placed(one):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_waits_by_hand_order_all_that_follows(name):
+def test_waits_of_programs_order_all_that_follows(name):
     for one, (pairs, _) in zip(lowered(name), pairs_of(name), strict=True):
         assert not len(Order(one).unordered(pairs)), one.p.name
 
 
-def test_every_wait_by_hand_follows():
+def test_every_wait_of_a_program_follows():
     """Without it some plan has operations in no order that what they read and write puts in one."""
     there, follows = set(), set()
     for name in WAITING:

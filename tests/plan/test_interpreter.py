@@ -15,6 +15,8 @@ from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.prune import receptive_field
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.program.check import check_program
+from hongtu.plan.program.moves import Copy
+from hongtu.plan.program.predict import copied_rows, crossing_bytes, row_bytes
 from hongtu.plan.search.build import make_plan, sketch_plan
 from hongtu.plan.search.host import candidates, with_spilled
 from hongtu.plan.search.residents import _units, every_tensor
@@ -178,7 +180,16 @@ def check_numbers(topology, mask, plan, program, rng):
             np.testing.assert_allclose(run.host.pop(gradient(FEATURES)), features.grad, atol=1e-9)
     rows = plan.rows
     assert {name: run.moved[name] for name in rows} == {name: 2 * count for name, count in rows.items()}
-    recalled, spilled = plan.disk_bytes(plan.passes.train)
+    copies = [(x, p) for p in program.train for x in p.around if isinstance(x, Copy)]
+    recalled, spilled = (
+        sum(
+            copied_rows(x, p, i) * crossing_bytes(x, p, row_bytes(p, i))
+            for x, p in copies
+            for i in range(topology.partitions)
+            if x.verb == verb
+        )
+        for verb in ("recall", "spill")
+    )
     assert (run.moved["recalled"] * 8, run.moved["spilled"] * 8) == (2 * recalled, 2 * spilled)
     assert recalled + spilled == plan.bytes["disk"]
     for found, value in zip(model.take_gradients(), expected, strict=True):

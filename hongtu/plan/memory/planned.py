@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,147 +11,19 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import padded
-from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
-from hongtu.plan.cache.writers import Writers
+from hongtu.plan.cache.transfer import BatchLimits, TransferPlan, batch_limits
 from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_buffers, staged
 from hongtu.plan.memory.crossings import Crossings
-from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, Known, disk_staging
+from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, disk_staging
+from hongtu.plan.memory.placement import Placement
 from hongtu.plan.memory.slab import Places, Price, stacked
-from hongtu.plan.memory.structure import FLOAT, SIZES, Array, Needs, Over, device_entries, edge_order, pass_needs, spans
-from hongtu.plan.passes.choice import ONCE, Choice, View
-from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, PassList, is_gradient
-from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.memory.structure import FLOAT, SIZES, Over, device_entries, spans
+from hongtu.plan.passes.choice import ONCE, View
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, is_gradient
 
 
-@dataclass(frozen=True)
-class PlannedMemory:
-    """Which chunks run when, and the buffers that they need.
-
-    Attributes:
-        topology: the chunks that run (the artifact's, or groups of them).
-        shape: the model as the planner sees it.
-        strategy: the savings that may be on; ``choice``: those that are.
-        passes: the passes of a training epoch, of an evaluation, and those that run once before.
-        views: the topology of passes by their ``hops``, or by ONCE.
-        schedules: int32 [m, B] for each of the views, chunk of each partition that runs in batch b.
-        limits: likewise, per device the largest requests of a batch.
-        transfers: the transfer plan of every pass that exchanges or flushes rows, by pass name.
-        writers: who writes first, by gradient tensor on the host, where there may be several or none.
-        workspace: bytes that layers take at most inside each pass, by pass name, where they were probed.
-        known: the orders of rows on a disk that were found.
-        probe: finds the same of a plan without a limit, with what all chunks keep until backward.
-    """
-
-    topology: Topology
-    shape: NetworkShape
-    strategy: Strategy
-    choice: Choice
-    passes: PassList
-    views: dict[View, Topology]
-    schedules: dict[View, np.ndarray]
-    limits: dict[View, list[BatchLimits]]
-    transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
-    writers: dict[str, Writers] = field(default_factory=dict)
-    workspace: dict[str, int] = field(default_factory=dict)
-    known: Known = field(default_factory=dict)
-    probe: Callable[[Any], dict[str, int]] = lambda plan: plan.workspace
-
-    @property
-    def spilled(self) -> Mapping[str, int]:
-        """Vertex tensors that lie on the disk, as ``Choice`` has them."""
-        return self.choice.spilled
-
-    @property
-    def resident(self) -> frozenset[str]:
-        return self.choice.resident
-
-    @cached_property
-    def pieces(self) -> frozenset[str]:
-        """Of the resident tensors those that no buffer is planned for: layers' own memory, counted as they take it."""
-        return self.passes.pieces & self.resident
-
-    @cached_property
-    def placed(self) -> frozenset[str]:
-        """The other ones, with rows for all vertices of a partition."""
-        return self.resident - self.pieces
-
-    def view_of(self, p: Pass) -> View:
-        """Which of the views a pass runs on."""
-        return ONCE if p.when == "setup" and ONCE in self.views else p.hops
-
-    def view(self, p: Pass) -> Topology:
-        """The chunks with the destinations that a pass computes."""
-        return self.views[self.view_of(p)]
-
-    def schedule(self, p: Pass) -> np.ndarray:
-        """int32 [m, B], the chunks that a pass computes, batch by batch."""
-        return self.schedules[self.view_of(p)]
-
-    def edges_of(self, p: Pass, name: str) -> Topology | None:
-        """The chunks whose in-edges a tensor that a pass reads or writes has rows of; None: of vertices."""
-        if (layer := self.passes.of_edges.get(name)) is None:
-            return None
-        makes = (q for q in self.passes.every if (q.layer, q.when) == (layer, p.when) and q.direction != "backward")
-        return self.view(next(makes))
-
-    def places(self, p: Pass, name: str) -> str | None:
-        """The array that says which of the rows that a chunk has in a tensor a pass reads or writes; None: all."""
-        edges, view = self.edges_of(p, name), self.view(p)
-        if edges is None:
-            return None if view.active is None else "row_in_chunk"
-        return None if edges.active is view.active else f"edge_in_chunk {self.passes.of_edges[name]}"
-
-    def count(self, p: Pass, name: str) -> int:
-        """Rows of a tensor that a pass reads or writes, if it does."""
-        return self.view(p).num_edges if name in self.passes.of_edges else int(self.view(p).num_dst.sum())
-
-    def exchange_plan(self, p: Pass) -> TransferPlan | None:
-        """What a pass exchanges, if it does."""
-        found = self.transfers.get(p.name)
-        assert not isinstance(found, TransferCounts), "this plan was only counted"
-        return found
-
-    def structure_stays(self, p: Pass) -> bool:
-        """Whether a pass finds its chunks' structure on the devices."""
-        return self.choice.structure and self.view_of(p) is None
-
-    def structure_name(self, p: Pass, name: str) -> str:
-        """What an array of a pass's structure is called where it stays: slots are those of the pass."""
-        own = name == "slot_of_source" and not {p.exchange, p.flush} & self.resident
-        return f"{name} {p.name}" if own else name
-
-    @cached_property
-    def structure(self) -> dict[str, tuple[Pass, str, Array]]:
-        """By that name, the arrays that stay, each with a pass that needs it and its name there."""
-        found: dict[str, tuple[Pass, str, Array]] = {}
-        for p in self.passes.every:
-            if self.structure_stays(p):
-                for name, array in self.needs(p).structure.items():
-                    found.setdefault(self.structure_name(p, name), (p, name, array))
-        return found
-
-    def edge_order(self, p: Pass) -> dict[str, tuple[str, Array]]:
-        """What a pass finds on the devices of the order of its chunks' edges by source: by register, what it is called
-        there, and the array; {} where it adds nothing to sources' rows, or puts edges in order itself."""
-        layer = None if p.layer is None else self.shape.layers[p.layer]
-        if not self.choice.ordered or not self.structure_stays(p) or p.flush is None or layer is None:
-            return {}
-        if not layer.linear or layer.reduce is None:
-            return {}
-        mean, weighted = layer.reduce == "mean", "edge_weight" in self.needs(p).structure
-        kind = f"{'mean ' if mean else ''}{'weighted ' if weighted else ''}"
-        arrays = edge_order(mean=mean, weighted=weighted)
-        return {name: (f"{kind}{name}", array) for name, array in arrays.items()}
-
-    @cached_property
-    def edge_orders(self) -> dict[tuple[str, ...], Pass]:
-        """Those that stay, by their arrays' names there, each with a pass that needs it."""
-        found: dict[tuple[str, ...], Pass] = {}
-        for p in self.passes.every:
-            if order := self.edge_order(p):
-                found.setdefault(tuple(name for name, _ in order.values()), p)
-        return found
+class PlannedMemory(Placement):
+    """The buffers that passes need, and the bytes that they take."""
 
     def structure_bytes(self, device: int) -> int:
         """Bytes of the structure that stays on a device."""
@@ -257,15 +129,6 @@ class PlannedMemory:
         """Where a tensor that a pass makes and that stays begins in every device's slab; () where it lies elsewhere."""
         return tuple(of[p.name].at[name] for of in self.prices if name in of[p.name].at)
 
-    def needs(self, p: Pass) -> Needs:
-        if p.name not in self._needs:
-            self._needs[p.name] = pass_needs(p, self.shape, self.view(p))
-        return self._needs[p.name]
-
-    @cached_property
-    def _needs(self) -> dict[str, Needs]:
-        return {}
-
     def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The device buffers that a pass allocates, by name."""
         caches = cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident, apart=self.apart)
@@ -339,7 +202,7 @@ class PlannedMemory:
     @property
     def maps_sparse_input(self) -> bool:
         """Whether sparse features do not become dense on devices."""
-        return self.shape.sparse_input is not None and self.shape.maps_input and not self.choice.staging
+        return self.shape.maps_input and not self.choice.staging
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         passes, limits, view = self.passes, self.limits_of(p)[device], self.view(p)
@@ -383,13 +246,6 @@ class PlannedMemory:
             capacities.append(max(limits.slots, most if slots is None else min(slots, most)))
         return tuple(capacities)
 
-    def resident_rows(self, name: str, device: int) -> int:
-        """Rows that a resident tensor has on a device: its partition's, and slots for those of peers."""
-        if name in self.passes.of_edges:
-            ends = self.topology.partition_start[device : device + 2]
-            return int(np.diff(self.topology.in_edge_start[ends])[0])
-        return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
-
     def resident_bytes(self, name: str, device: int) -> int:
         return self.resident_rows(name, device) * self.row_on_device(name)
 
@@ -402,24 +258,6 @@ class PlannedMemory:
         """Bytes from one row of a vertex tensor to the next on a device."""
         width, item = self.passes.width[name], self.shape.itemsize
         return (padded(width, item) if self.apart else width) * item
-
-    @cached_property
-    def resident_plans(self) -> dict[View, TransferPlan]:
-        """By view, the transfers of passes whose rows stay on their devices."""
-        wanted = {self.view_of(p) for p in self.passes.every if {p.exchange, p.flush} & self.resident}
-        return {key: plan_resident(self.views[key], self.schedules[key], self.choice.prefetch) for key in wanted}
-
-    @cached_property
-    def _mirror_slots(self) -> dict[str, dict[int, int]]:
-        """By resident tensor and device, slots for rows of peers: the most of all passes that exchange it."""
-        own = np.diff(self.topology.partition_start)
-        found: dict[str, dict[int, int]] = {}
-        for p in self.passes.every:
-            for name in {p.exchange, p.flush} & self.resident:
-                for i, device in enumerate(self.resident_plans[self.view_of(p)].devices):
-                    slots = found.setdefault(str(name), {})
-                    slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
-        return found
 
     @cached_property
     def crossings(self) -> Crossings:

@@ -201,10 +201,10 @@ class _Run(AllHeld):
         """An array, or a chunk's rows, to a register or where it stays."""
         src, name, stays = x.src, x.dst.tensor, x.dst.rows
         if isinstance(src.rows, Picked):
-            self.picks[name] = [src.rows.of(i, self.batch) for i in self.devices]
+            self.picks[name] = [src.rows.array(i, self.batch) for i in self.devices]
             return
         if isinstance(src.rows, SlotsOfSources):
-            self.sources = {chunk: src.rows.of(i, self.batch) for i, chunk in self.chunks}
+            self.sources = {chunk: src.rows.array(i, self.batch) for i, chunk in self.chunks}
         elif src.where == "host":
             self.disk.demand_recalled(src)
             self._read(src)

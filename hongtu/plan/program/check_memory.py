@@ -65,17 +65,16 @@ class AllHeld:
             for i in self.devices:
                 yield from self._picked(ref, ref.rows, i)
         for i, chunk in self.chunks if ref.rows is SOURCES or isinstance(ref.rows, OwnRows) else ():
-            rows = (
-                ref.rows.of(self.p.view, chunk) if isinstance(ref.rows, OwnRows) else self.p.view.neighbour_set(chunk)
-            )
-            stores = ref.access.of(rows) if isinstance(ref.access, Stores) else None
-            if not isinstance(ref.rows, OwnRows):
+            view, own = self.p.view, ref.rows if isinstance(ref.rows, OwnRows) else None
+            rows = view.neighbour_set(chunk) if own is None else own.numbers(view, chunk)
+            stores = ref.access.among(rows) if isinstance(ref.access, Stores) else None
+            if own is None:
                 yield HeldRows(self.find(ref.tensor, "device", i), self.sources[chunk], rows, stores)
             elif ref.where == "device":
-                yield HeldRows(self.find(ref.tensor, "device", i), rows - ref.rows.at(self.first[i]), None, stores)
+                yield HeldRows(self.find(ref.tensor, "device", i), rows - own.at(self.first[i]), None, stores)
             elif ref.where == "host" and (i, chunk) in self.disk.on_disk(ref.kept):
                 window = self.disk.own(ref, i, chunk, writes=stores is not None)
-                first = ref.rows.at(int(self.p.view.chunk_start[chunk]))
+                first = own.at(int(view.chunk_start[chunk]))
                 yield HeldRows(window, rows - first, None, None if stores is None else True)  # added up later
             elif ref.where == "chunk" and stores is not None:
                 (held,) = self.there.setdefault((ref.tensor, "chunk"), [Held(ref.tensor, 0)])
@@ -86,7 +85,7 @@ class AllHeld:
     def _picked(self, ref: Ref, rows: Picked, i: int) -> Iterator[HeldRows]:
         row, index, access = rows.picks.column("row", i, self.batch), self._brought(ref, rows, i), ref.access
         if isinstance(access, tuple):
-            access = Stores(access[i].of(rows.picks.of(i, self.batch)))
+            access = Stores(access[i].among(rows.picks.intervals(i, self.batch)))
         stores = access.where if isinstance(access, Stores) else None
         if ref.where == "peer":
             for peer, part in rows.picks.by_peer(i, self.batch):
@@ -104,7 +103,7 @@ class AllHeld:
 
     def _brought(self, ref: Ref, rows: Picked, i: int) -> np.ndarray:
         """What was brought to a device of where the rows of a reference are."""
-        column, name = rows.of(i, self.batch), rows.at
+        column, name = rows.array(i, self.batch), rows.at
         if not name:
             return column
         demand(name in self.picks, f"{name} was not brought")

@@ -31,6 +31,7 @@ from hongtu.plan.program.on_disk import Laid
 from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, own, stays_at, stores, where
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.program.rows import EDGE_FRONT, FRONT, PartOfChunk, Picked, Picks
+from hongtu.plan.program.waits import with_waits
 
 
 def compile_plan(plan: PlannedMemory) -> Program:
@@ -125,21 +126,26 @@ def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
     schedule = np.asarray(plan.schedule(p))
     order = range(schedule.shape[1])
     recalled, spilled = tuple(recalls(plan, p)), tuple(spills(plan, p))
+    sets, keeps = max(plan.choice.staging, 1), plan.keeps_scripts(p)
+    ahead = plan.disk_sets(p) - 1 if recalled or spilled else 0
+    recalled, body = with_waits(
+        recalled, tuple(_body(plan, p, spilled)), len(devices), sets, ahead, staged=plan.choice.staging > 0, keeps=keeps
+    )
     return PassProgram(
         name=p.name,
         view=plan.view(p),
         schedule=schedule,
         order=order[::-1] if p.direction == "backward" else order,
-        sets=max(plan.choice.staging, 1),
+        sets=sets,
         buffers=tuple(plan.buffers(p, i) for i in devices),
         staging=tuple(plan.host_staging(p, i) for i in devices),
         width=plan.passes.width,
         itemsize=plan.shape.itemsize,
-        keeps=plan.keeps_scripts(p),
+        keeps=keeps,
         before=tuple(_before(plan, p)),
         recalls=recalled,
-        ahead=plan.disk_sets(p) - 1 if recalled or spilled else 0,
-        body=tuple(_body(plan, p, spilled, from_disk=bool(recalled))),
+        ahead=ahead,
+        body=body,
         after=tuple(_after(plan, p)),
         frees=tuple(moves.Free(name=n, where=where(plan, n)) for n in p.frees if plan.has_memory(n)),
     )
@@ -171,67 +177,41 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
         yield call("loss_over_edges", on="dispatch", output=OUTPUT, gradient=gradient(OUTPUT))
 
 
-def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, from_disk: bool) -> Iterator[Instruction]:
-    """One batch: bring, compute, deliver; with waits where device and host have memories of their own. The last batch
+def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...]) -> Iterator[Instruction]:
+    """One batch: bring, compute, deliver; with signals where device and host have memories of their own. The last batch
     of the set was as many before this one as there are sets; slots that this one fills were retired by then, for the
-    plan keeps every row that much longer. Where rows have been recalled, the disk had taken that batch's before."""
+    plan keeps every row that much longer."""
     staged = plan.choice.staging > 0
-    if staged:
-        yield moves.Wait(stream="load", event="sent", why="load: the last batch is done with slots and staging")
-        if not plan.keeps_scripts(p):
-            why = "stage: the last copies are through"  # peers have pulled, too
-            yield moves.Wait(stream="dispatch", event="brought", why=why)
-        elif plan.choice.staging == 1 and _is_pulled(plan, p):  # else rows that are pulled stay a batch longer
-            yield moves.Meet(stream="load", why="load: peers have pulled the last")
-    if from_disk:
-        yield moves.Wait(stream="load", event="recalled", why="load: the rows have come from the disk")
-    brought = (*bring_neighbours(plan, p, staged=staged), *bring_chunk(plan, p))
+    brought = (*bring_neighbours(plan, p), *bring_chunk(plan, p))
     yield from packed(plan, p, brought) if staged else brought
     if staged:
         yield moves.Signal(stream="load", event="brought")
-        yield moves.Wait(stream="compute", event="brought", why="compute: inputs are there, the last results are away")
-    cache, picks = gradient_cache(plan, p), Exchanged(plan, p)
-    if p.flush is not None and picks.loads:
-        yield _zero(cache, picks.of("begin", mirrors=False), "load_slots")
-    if p.flush is not None and picks.shares:
-        yield _zero(cache, picks.of("begin", mirrors=True), "pull_to")
+    cache, exchanged = gradient_cache(plan, p), Exchanged(plan, p)
+    if p.flush is not None and exchanged.loads:
+        yield _zero(cache, exchanged.picks("begin", mirrors=False), "load_slots")
+    if p.flush is not None and exchanged.shares:
+        yield _zero(cache, exchanged.picks("begin", mirrors=True), "pull_to")
     saves = p.saves and p.direction == "forward"
-    if spilled and not from_disk and not staged:
-        yield moves.Wait(stream="compute", event="spilled", why="compute: the disk has taken the last")
     yield moves.Compute(body=chunk_body(plan, p), graph=p.saves or p.direction != "forward", saves=saves)
-    if p.flush is not None and picks.shares:
-        if staged:
-            yield moves.Meet(stream="compute", why="push: the owner has computed")
-        ends = picks.of("end", mirrors=True)
+    if p.flush is not None and exchanged.shares:
+        ends = exchanged.picks("end", mirrors=True)
         yield Copy(
             link="push",
             dst=Ref(tensor=cache, where="peer", rows=Picked(ends, "peer_slot", "push_to"), access=Stores(False)),
             src=Ref(tensor=cache, rows=Picked(ends, "slot", "push_from")),
         )  # fmt: skip
-        if staged:
-            yield moves.Meet(stream="compute", why="compute: peers have pushed")
-    if staged:
-        yield moves.Follow(stream="flush", other="compute", why="deliver: results are there")
-        yield moves.Wait(stream="flush", event="added", why="deliver: the host has taken the last")
-    if spilled and not from_disk and staged:
-        yield moves.Wait(stream="flush", event="spilled", why="deliver: the disk has taken the last")
     for name in p.written:
         if where(plan, name) == "host":
             front = EDGE_FRONT if name in plan.passes.of_edges else FRONT
             there = own(plan, p, name, stores(plan, p, name))
             yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=front))
-    if p.flush is not None and picks.loads:
-        ends, kept = picks.of("end", mirrors=False), plan.kept.get(p.flush)
+    if p.flush is not None and exchanged.loads:
+        ends, kept = exchanged.picks("end", mirrors=False), plan.kept.get(p.flush)
         rows = Picked(ends, "row" if kept is None else "place")
         into = Ref(tensor=p.flush, where="host", rows=rows, access=flushed(plan, p, p.flush), kept=kept)
         yield Copy(link="flush", dst=into, src=Ref(tensor=cache, rows=Picked(ends, "slot", "flush_slots")))
-    leaving = tuple(posts(plan, p))
-    if staged and leaving:
-        yield moves.Follow(stream="host", other="flush", why="post: the rows are on the host")
-    yield from leaving
+    yield from posts(plan, p)
     if spilled:
-        for other in ("flush", "host") if staged else ():
-            yield moves.Follow(stream="disk", other=other, why="spill: the rows are in staging")
         yield from spilled
         yield moves.Signal(stream="disk", event="spilled")
     if staged:
@@ -241,9 +221,3 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...], *, fro
 
 def _zero(cache: str, picks: Picks, at: str) -> Call:
     return call("zero_rows", at=Ref(tensor=cache, rows=Picked(picks, "slot", at), access=Stores(True)))
-
-
-def _is_pulled(plan: PlannedMemory, p: Pass) -> bool:
-    """Whether rows that a batch loads are pulled by peers, who need not have computed before the batch ends."""
-    picks = Exchanged(plan, p)
-    return picks.loads and picks.shares and p.exchange is not None and p.flush is None

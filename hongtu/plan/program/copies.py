@@ -46,13 +46,13 @@ def _column(picks: Picks, column: Literal["row", "place", "slot", "peer_slot"], 
     return bring(Ref(tensor=name, where="plan", rows=Picked(picks, column)))
 
 
-def bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator[Instruction]:
+def bring_neighbours(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     """Values into the caches, and which gradients begin and end."""
-    picks = Exchanged(plan, p)
-    loads, pulls = picks.of("begin", mirrors=False), picks.of("begin", mirrors=True)
-    if picks.loads:
+    exchanged = Exchanged(plan, p)
+    loads, pulls = exchanged.picks("begin", mirrors=False), exchanged.picks("begin", mirrors=True)
+    if exchanged.loads:
         yield _column(loads, "slot", "load_slots")
-    if picks.loads and p.exchange is not None:
+    if exchanged.loads and p.exchange is not None:
         bucket = (p.name, p.exchange) in plan.disk.loaded
         rows = Picked(loads, "place" if bucket else "row", "load_rows")
         yield _column(loads, rows.column, "load_rows")
@@ -62,21 +62,19 @@ def bring_neighbours(plan: PlannedMemory, p: Pass, *, staged: bool) -> Iterator[
             dtype=plan.host_dtype(p.exchange),
         )  # fmt: skip
         yield Copy(link="load", dst=into, src=there)
-    if picks.shares:
+    if exchanged.shares:
         yield _column(pulls, "slot", "pull_to")
-    if picks.shares and p.exchange is not None:
-        if staged:
-            yield moves.Meet(stream="load", why="pull: the owner has loaded")
+    if exchanged.shares and p.exchange is not None:
         yield _column(pulls, "peer_slot", "pull_from")
         cache = value_cache(plan, p)
         theirs = Ref(tensor=cache, where="peer", rows=Picked(pulls, "peer_slot", "pull_from"))
         yield Copy(link="pull", dst=Ref(tensor=cache, rows=Picked(pulls, "slot", "pull_to")), src=theirs)
-    if picks.shares and p.flush is not None:
-        ends = picks.of("end", mirrors=True)
+    if exchanged.shares and p.flush is not None:
+        ends = exchanged.picks("end", mirrors=True)
         yield _column(ends, "slot", "push_from")
         yield _column(ends, "peer_slot", "push_to")
-    if picks.loads and p.flush is not None:
-        yield _column(picks.of("end", mirrors=False), "slot", "flush_slots")
+    if exchanged.loads and p.flush is not None:
+        yield _column(exchanged.picks("end", mirrors=False), "slot", "flush_slots")
 
 
 def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
@@ -107,7 +105,7 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
                 yield bring(there, Ref(tensor=f"{name} {part}", rows=FRONT), "read")
 
 
-def packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> Iterator[Instruction]:
+def packed(plan: PlannedMemory, p: Pass, brought: tuple[Copy, ...]) -> Iterator[Instruction]:
     """First what goes through staging memory of the host, the largest numbers first; then what needs it."""
     buffers, staging = plan.buffers(p, 0), plan.host_staging(p, 0)
 
@@ -115,7 +113,7 @@ def packed(plan: PlannedMemory, p: Pass, brought: tuple[Instruction, ...]) -> It
         """What the bytes of a row are a multiple of, up to 8."""
         return gcd(buffers[x.dst.tensor].row_bytes(plan.shape.itemsize), 8)
 
-    staged = [x for x in brought if isinstance(x, Copy) and x.dst.tensor in staging]
+    staged = [x for x in brought if x.dst.tensor in staging]
     largest = sorted(staged, key=size, reverse=True)
     yield from largest
     if largest:
@@ -128,13 +126,11 @@ def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     found: list[Instruction] = []
     region = plan.disk.loaded.get((p.name, str(p.exchange)))
     if region is not None:
-        bucket = Bucket(region, Exchanged(plan, p).of("begin", mirrors=False))
+        bucket = Bucket(region, Exchanged(plan, p).picks("begin", mirrors=False))
         there, window = _ends(plan, str(p.exchange), bucket, FRONT)
         found.append(Copy(link=there.where, dst=window, src=there))
     found += [recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
     if found:
-        if plan.choice.staging:
-            yield moves.Wait(stream="disk", event="brought", why="recall: the last rows have left staging")
         yield from found
         yield moves.Signal(stream="disk", event="recalled")
 
@@ -167,7 +163,7 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
             )
             yield spill(plan, name, laid)
     if p.flush is not None and (p.name, p.flush) in disk.flushed:
-        region, ends = disk.flushed[p.name, p.flush], Exchanged(plan, p).of("end", mirrors=False)
+        region, ends = disk.flushed[p.name, p.flush], Exchanged(plan, p).picks("end", mirrors=False)
         yield spill(plan, p.flush, Bucket(region, ends))
 
 

@@ -125,7 +125,7 @@ class Described:
             return _mixed(where[np.r_[self._p.view.destinations(chunk)]] for chunk in self._chunks())
         assert isinstance(access, tuple) and isinstance(into.rows, Picked) and moved is not None and batch is not None
         rows, picks = self._lengths(moved.rows), into.rows.picks
-        return _mixed(np.broadcast_to(access[i].of(picks.of(i, batch)), rows[i]) for i in self._devices)
+        return _mixed(np.broadcast_to(access[i].among(picks.intervals(i, batch)), rows[i]) for i in self._devices)
 
 
 def _call(x: Call) -> str:

@@ -45,6 +45,6 @@ class Stores:
 
     where: bool | np.ndarray
 
-    def of(self, rows: slice | np.ndarray) -> bool | np.ndarray:
-        """The same of some rows alone."""
+    def among(self, rows: slice | np.ndarray) -> bool | np.ndarray:
+        """Which of some rows are."""
         return self.where if isinstance(self.where, bool) else self.where[rows]

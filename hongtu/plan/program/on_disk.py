@@ -100,7 +100,7 @@ class Given:
         rows, own = self.own_rows(first, end), []
         if self.own is not None and len(rows):
             take = None if self.view.active is None else rows - np.int32(first)
-            own = [Piece(self.own + first * row_bytes, end - first, take, rows, self.stores.of(rows))]
+            own = [Piece(self.own + first * row_bytes, end - first, take, rows, self.stores.among(rows))]
         if self.flushed is None:
             yield from own
             return
@@ -110,7 +110,7 @@ class Given:
         between = int(buckets.begin[batch, chunk]) if own else lies.start
         for lo, hi, then in ((lies.start, between, own), (between, lies.stop, [])):
             if lo < hi:
-                stores = self.flush_stores[device].of(buckets.interval[lo:hi])
+                stores = self.flush_stores[device].among(buckets.interval[lo:hi])
                 yield Piece(begin + lo * row_bytes, hi - lo, None, buckets.rows(slice(lo, hi)), stores)
             yield from then
 

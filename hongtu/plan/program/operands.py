@@ -87,5 +87,5 @@ class Exchanged:
         self.shares = any(len(device.pulls) for device in self._devices)
         self.loads = any(len(device.loads) for device in self._devices)
 
-    def of(self, side: Literal["begin", "end"], *, mirrors: bool) -> Picks:
+    def picks(self, side: Literal["begin", "end"], *, mirrors: bool) -> Picks:
         return Picks(self._devices, mirrors, retiring=(side == "begin") == self._backward)

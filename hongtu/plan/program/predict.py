@@ -23,21 +23,12 @@ def device_traffic(p: PassProgram, device: int) -> Traffic:
             count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
             traffic.add(x.link, count * row[x.tensor], count)
         elif isinstance(x, moves.Copy):
-            count = _moved(x, p, device)
+            count = copied_rows(x, p, device)
             traffic.add(x.link, count * crossing_bytes(x, p, row), count)
     return traffic
 
 
-def disk_bytes(p: PassProgram, device: int) -> tuple[int, int]:
-    """Bytes that one pass recalls for one device, and that it spills."""
-    row, copies = row_bytes(p, device), [x for x in p.around if isinstance(x, moves.Copy) and x.is_below]
-    found = {"recall": 0, "spill": 0}
-    for x in copies:
-        found[x.verb] += _moved(x, p, device) * crossing_bytes(x, p, row)
-    return found["recall"], found["spill"]
-
-
-def _moved(x: moves.Copy, p: PassProgram, device: int) -> int:
+def copied_rows(x: moves.Copy, p: PassProgram, device: int) -> int:
     """Rows that a copy moves in a pass for one device."""
     rows, kept = x.there.rows, x.there.kept
     if isinstance(rows, OnDisk):

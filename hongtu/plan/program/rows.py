@@ -83,7 +83,7 @@ class OwnRows(OfChunk):
         """int32, which of the rows that a chunk has in the tensor it has in a pass; None: all."""
         return view.row_in_chunk(chunk) if self.edges is None else view.edges_among(self.edges, chunk)
 
-    def of(self, view: Topology, chunk: int) -> np.ndarray:
+    def numbers(self, view: Topology, chunk: int) -> np.ndarray:
         """Those rows."""
         first, end = (self.at(vertex) for vertex in view.chunk_start[chunk : chunk + 2].tolist())
         index = self.index(view, chunk)
@@ -132,7 +132,7 @@ class SlotsOfSources(OfChunk):
 
     devices: Transfers = ()
 
-    def of(self, device: int, batch: int) -> np.ndarray:
+    def array(self, device: int, batch: int) -> np.ndarray:
         """int32 [S]."""
         return self.devices[device].slots(batch)  # type: ignore[union-attr]
 
@@ -155,7 +155,7 @@ class Picks:
         transfers = self.devices[device]
         return transfers.pulls if self.mirrors else transfers.loads  # type: ignore[return-value]
 
-    def of(self, device: int, batch: int) -> slice | np.ndarray:
+    def intervals(self, device: int, batch: int) -> slice | np.ndarray:
         """Which rows of the table."""
         table = self.table(device)
         return table.retiring(batch) if self.retiring else table.opening(batch)
@@ -164,7 +164,7 @@ class Picks:
         """int32 [K], what the table says of these: "row", "slot", "peer" or "peer_slot"; "place": that of the row
         among them, where they lie in a bucket."""
         column: np.ndarray = getattr(self.table(device), "row" if name == "place" else name)
-        picked = column[self.of(device, batch)]
+        picked = column[self.intervals(device, batch)]
         if name != "place":
             return picked
         place = np.empty(len(picked), np.int32)
@@ -226,7 +226,7 @@ class Picked(Selection):
         kind, which = "mirrors" if self.picks.mirrors else "loaded rows", "last" if self.picks.retiring else "first"
         return f"{self.column} of {kind} whose {which} batch it is"
 
-    def of(self, device: int, batch: int) -> np.ndarray:
+    def array(self, device: int, batch: int) -> np.ndarray:
         """int32 [K]."""
         return self.picks.column(self.column, device, batch)
 
