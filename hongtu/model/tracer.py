@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import times_written
@@ -88,6 +91,34 @@ class Tracer(ChangesTracer):
         super().__init__(autowrap_functions=tuple(functions_of_edges().values()))
         self.title, self.made = title, list[nn.Module]()
         self.modes = _modes()
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        with self._functions_called():
+            return super().trace(root, concrete_args)
+
+    @contextmanager
+    def _functions_called(self) -> Iterator[None]:
+        """Inside, a ``torch.autograd.Function`` is called as one function, with its own backward, and what is
+        checkpointed is traced."""
+        plain = Function.__dict__["apply"]
+
+        def apply(cls: type[Function], *args: Any, **options: Any) -> Any:
+            if cls is CheckpointFunction:
+                return args[0](*args[2:])
+            if not any(isinstance(x, fx.Proxy) for x in (*args, *options.values())):
+                return plain.__get__(None, cls)(*args, **options)
+
+            def call(*given: Any, **options: Any) -> Any:
+                return cls.apply(*given, **options)
+
+            call.__name__ = cls.__name__
+            return self.create_proxy("call_function", call, args, options)
+
+        Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            Function.apply = plain  # type: ignore[method-assign]
 
     def create_node(self, kind: str, target: Any, *given: Any, **options: Any) -> fx.Node:
         if kind.startswith("call") and self.root.training and (now := _modes()) != self.modes:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 import torch_geometric.utils
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 
 import hongtu
@@ -84,7 +85,40 @@ def of_a_data(self, data, edge_index):
     return self.last(h if data.batch is None else -h, edge_index)
 
 
-@pytest.mark.parametrize("write", [gradients_in_training, keeps_rows, as_pairs, picks_columns, of_a_data])
+class Reversed(torch.autograd.Function):
+    """Rows as they are, and less of their gradients the other way."""
+
+    @staticmethod
+    def forward(ctx, x, share):
+        ctx.share = share
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.share * grad, None
+
+
+def of_own_gradients(self, x, edge_index):
+    return self.last(Reversed.apply(self.first(x, edge_index), 0.3), edge_index)
+
+
+def checkpointed(self, x, edge_index):
+    h = checkpoint(lambda h: self.first(h, edge_index).relu(), x, use_reentrant=False)
+    return self.last(checkpoint(torch.tanh, h, use_reentrant=True), edge_index)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        gradients_in_training,
+        keeps_rows,
+        as_pairs,
+        picks_columns,
+        of_a_data,
+        of_own_gradients,
+        checkpointed,
+    ],
+)
 def test_however_a_forward_is_written(write):
     problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     model = (WrittenOfData if write is of_a_data else Written)(write, problem.width, problem.classes).double()
