@@ -217,10 +217,10 @@ class Spec:
             return pyg.GATConv(-1, width, fill_value=0.3, **edges)
         if number == 7 and alike:
             return pyg.SAGEConv(-1, width, aggr="max")
-        return pyg.ResGatedGraphConv(both, width, **edges)
+        return pyg.ResGatedGraphConv(both, width)
 
 
-TAKE = {"edge_attr": (2, 3, 4, 6, 8), "edge_weight": (1, 5)}  # the numbers of convolutions
+TAKE = {"edge_attr": (2, 3, 4, 6), "edge_weight": (1, 5)}  # the numbers of convolutions
 
 
 def draw_types(rng: np.random.Generator, problem: Problem, data: HeteroData, *, drops: bool) -> Model:
