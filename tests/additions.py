@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -370,7 +371,7 @@ SEED = 3
 
 
 def with_loss(name: str, loss: object, whole: Callable[[Tensor, Problem, int], Tensor], model: Model = GCN) -> Model:
-    return Model(name, model.layers, model.reference, model.inner, loss, whole)
+    return replace(model, name=name, loss=loss, whole_loss=whole)
 
 
 def masked(loss: nn.Module) -> Callable[[Tensor, Problem, int], Tensor]:

@@ -144,7 +144,7 @@ def _is_heterogeneous(model: nn.Module) -> bool:
     return (
         typed
         or not {"x_dict", "edge_index_dict"}.isdisjoint(takes)
-        or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv"})
+        or not kinds.isdisjoint({"HeteroConv", "HGTConv", "HANConv", "HeteroBasisConv"})
     )
 
 

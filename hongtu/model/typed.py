@@ -10,6 +10,7 @@ from torch import nn
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.vertex_types import VertexTypes
+from hongtu.model.typed_attention import TypedStatistics
 from hongtu.model.typed_cut import Hops
 from hongtu.model.typed_hop import TypedHop
 from hongtu.model.typed_trace import PREFIX, TypedRoot
@@ -32,7 +33,7 @@ class TypedModel(nn.Module):
         """Its weights' names in the model, by their names here."""
         return {f"{PREFIX}{name}": name for name in self.model.state_dict()}
 
-    def layers(self, artifact: Artifact) -> list[TypedHop]:
+    def layers(self, artifact: Artifact) -> list[TypedHop | TypedStatistics]:
         """Those of the model on this graph, with its weights.
 
         Raises:

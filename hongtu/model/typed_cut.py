@@ -15,6 +15,7 @@ from hongtu.errors import InputError
 from hongtu.graph.vertex_types import VertexTypes
 from hongtu.kernels.torch_private import compiled_from, is_dropout
 from hongtu.model.expression import label
+from hongtu.model.typed_attention import TypedStatistics, attended
 from hongtu.model.typed_hop import NormalizedGcn, Packing, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
 from hongtu.model.typed_trace import OF_EDGES, PREFIX, TypedRoot, base_of
 from hongtu.model.typed_values import TypedValues
@@ -51,7 +52,6 @@ class Hops(TypedValues):
 
     def __init__(self, root: TypedRoot, types: VertexTypes, title: str) -> None:
         super().__init__(root, types, title)
-        self._made = 0  # modules
         self._output: Any = self._graph.output_node().args[0]
         found = self._output.values() if isinstance(self._output, dict) else [self._output]
         self._given: list[fx.Node] = [*found]
@@ -63,8 +63,15 @@ class Hops(TypedValues):
         self._count = max(value.hop for value in self._values.values())
         if self._count == 0:
             raise InputError(f"{title}.forward calls no convolution with edge_index_dict")
+        self._of_statistics = {value.hop for node, value in self._values.items() if node.target is attended}
+        beside = [n for n, value in self._values.items() if value.hop in self._of_statistics and self._conv(n)]
+        if beside:
+            raise InputError(
+                f"{title}.forward calls {label(beside[0])} as many hops from the features as the second step of a "
+                "HANConv, attention over relations; call it behind the HANConv, or before"
+            )
 
-    def layers(self) -> list[TypedHop]:
+    def layers(self) -> list[TypedHop | TypedStatistics]:
         """One for each hop."""
         parts = [_Part()] + [self._part(hop) for hop in range(1, self._count + 1)]
         for hop, part in enumerate(parts):
@@ -76,14 +83,13 @@ class Hops(TypedValues):
         for node in self._live(1):
             self._place(node, parts[0], 0)
         places = {id(own): name for name, own in self._root.model.state_dict(keep_vars=True).items()}
-        layers = []
+        layers: list[Any] = []
         for hop in range(1, self._count + 1):
             front = self._module_of(parts[0], 0) if hop == 1 else None
             made = self._module_of(parts[hop], hop)
-            layer = TypedHop(self._types, made, takes[hop], takes[hop + 1], front)
-            layer.pyg_names = {  # type: ignore[assignment]
-                name: places[id(own)] for name, own in layer.state_dict(keep_vars=True).items()
-            }
+            layer: Any = TypedHop(self._types, made, takes[hop], takes[hop + 1], front)
+            layer = TypedStatistics(layer) if hop in self._of_statistics else layer
+            layer.pyg_names = {name: places[id(own)] for name, own in layer.state_dict(keep_vars=True).items()}
             layers.append(layer)
         columns = {self._kind(node): self._shape(node)[-1] if self._shape(node) else 1 for node in self._given}
         layers[-1].returns = self._types.names[min(columns)] if self._output is self._given[0] else "", columns
@@ -105,6 +111,8 @@ class Hops(TypedValues):
         part.nodes.add(node)
         conv = self._conv(node)
         of_sources = set() if conv is None else self._sources(node, conv)
+        if node.target is attended:
+            of_sources = {node.all_input_nodes[1]}
         for other in node.all_input_nodes:
             value = self._values[other]
             if other.op == "placeholder" or (base_of(other) and base_of(other) != "x"):
@@ -134,7 +142,7 @@ class Hops(TypedValues):
 
     def _taken(self, hop: int, of_sources: set[fx.Node]) -> tuple[Packing, Packing]:
         """What a hop takes of sources, and what else of destinations."""
-        packings = Packing(), Packing()
+        packings = Packing(apart=hop in self._of_statistics), Packing()
         for node in self._live(hop):
             packings[node not in of_sources].add(self._kind(node), node.name, self._shape(node))
         return packings
@@ -184,6 +192,9 @@ class Hops(TypedValues):
             return rows if p == 0 else made.graph.call_module(self._dropout(p), (rows, made.ids[self._kind(node)]))
         if conv is not None:
             return self._call_gcn(made, node, conv) if is_gcn(conv) else self._call(made, node, conv)
+        if node.target is attended:
+            rows, means = node.all_input_nodes
+            return made.graph.call_function(attended, (made.own[rows], made.every[means]))
         copied = made.graph.node_copy(node, made.own.__getitem__)
         if node.target is gcn_degrees:
             copied.args = (made.ids[self._kind(node)], *copied.args[1:])
@@ -243,8 +254,3 @@ class Hops(TypedValues):
 
     def _dropout(self, p: float) -> str:
         return self._made_module(Dropout(p))
-
-    def _made_module(self, module: nn.Module) -> str:
-        name, self._made = f"{type(module).__name__.lower()}_{self._made}", self._made + 1
-        self._root.add_module(name, module)
-        return name

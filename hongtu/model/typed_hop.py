@@ -27,6 +27,7 @@ class Packing:
 
     Attributes:
         values: by the type's number, names of values and the shape of one row of each.
+        apart: each type's columns begin behind those of the types before, so that a column is of one type.
 
     >>> packing = Packing({0: {"a": (2,), "b": (3, 2)}, 1: {"c": (5,)}})
     >>> packing.columns, packing.take(torch.arange(8.0).view(1, 8), 0)["b"].tolist()
@@ -34,17 +35,25 @@ class Packing:
     """
 
     values: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    apart: bool = False
 
     @property
     def columns(self) -> int:
-        return max((sum(map(prod, of.values())) for of in self.values.values()), default=0)
+        of_kinds = [self._width(kind) for kind in self.values]
+        return sum(of_kinds) if self.apart else max(of_kinds, default=0)
+
+    def _width(self, kind: int) -> int:
+        return sum(map(prod, self.values.get(kind, {}).values()))
+
+    def _first(self, kind: int) -> int:
+        return sum(self._width(other) for other in self.values if other < kind) if self.apart else 0
 
     def add(self, kind: int, name: str, shape: tuple[int, ...]) -> None:
         self.values.setdefault(kind, {})[name] = shape
 
     def take(self, rows_RC: Tensor, kind: int) -> dict[str, Tensor]:
         """The values of rows of one type."""
-        found, first = {}, 0
+        found, first = {}, self._first(kind)
         for name, shape in self.values.get(kind, {}).items():
             found[name] = rows_RC[:, first : first + prod(shape)].reshape(len(rows_RC), *shape)
             first += prod(shape)
@@ -62,8 +71,9 @@ class Packing:
         for kind, where in enumerate(rows_of):
             given = self.values.get(kind, {}).items()
             own = [values[name].reshape(len(where), prod(shape)).to(like.dtype) for name, shape in given]
-            blank = like.new_zeros((len(where), self.columns - sum(part.shape[1] for part in own)))
-            parts.append(torch.cat([*own, blank], dim=1))
+            before = like.new_zeros((len(where), self._first(kind)))
+            blank = like.new_zeros((len(where), self.columns - sum(part.shape[1] for part in (before, *own))))
+            parts.append(torch.cat([before, *own, blank], dim=1))
         place = torch.cat(list(rows_of))
         order = torch.empty_like(place)
         order[place] = torch.arange(len(place), device=place.device)
@@ -227,8 +237,16 @@ class TypedHop(Layer):
             given |= {f"own_{name}": value for name, value in own.items()}
             given[f"ids_{kind}"] = block.rows.ids[mine]
             rows_of[kind] = mine
+        return self.packed(given, rows_of, z)
+
+    def packed(self, given: Mapping[str, Tensor], rows_of: Sequence[Tensor], like: Tensor) -> Tensor:
+        """float [D, columns]: what it makes of what its placeholders are given, for the next hop.
+
+        Args:
+            rows_of: int64 for each type, where its rows are among the D.
+        """
         values = _called(self.hop, self._takes, given)
-        packed = [packing.pack(values, rows_of, z) for packing in self.gives if packing.columns]
+        packed = [packing.pack(values, rows_of, like) for packing in self.gives if packing.columns]
         return torch.cat(packed, dim=1)
 
     def _edges(self, block: Block) -> tuple[dict[str, Tensor], list[Tensor]]:

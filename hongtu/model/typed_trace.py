@@ -19,6 +19,8 @@ from hongtu.model.checks import modes_kept
 from hongtu.model.edge_functions import refuse_edges
 from hongtu.model.traced import line_of_forward
 from hongtu.model.tracer import Tracer, is_convolution, traced
+from hongtu.model.typed_attention import TypedConv, is_han
+from hongtu.model.typed_bases import by_type
 from hongtu.model.typed_hop import EDGE_ATTR, EDGE_INDEX, EDGE_WEIGHT, is_gcn
 
 OF_EDGES = EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT
@@ -34,7 +36,8 @@ def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
         InputError: where it cannot be traced, or does something else in evaluation.
     """
     try:
-        return traced(root, title, lambda: _Tracer(title, root))
+        with by_type(root, root.model):
+            return traced(root, title, lambda: _Tracer(title, root))
     except InputError:
         raise
     except Exception as error:  # whatever a forward does
@@ -144,7 +147,7 @@ class _Tracer(Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         chain = type(m) in (nn.Sequential, nn.ModuleDict)
-        return not chain and super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, TypedConv) or (not chain and super().is_leaf_module(m, module_qualified_name))
 
     def create_node(self, *given: Any, **more: Any) -> fx.Node:
         node = super().create_node(*given, **more)
@@ -184,7 +187,7 @@ class _Tracer(Tracer):
         with modes_kept(module):
             module.eval()
             found = module(*args, **kwargs)
-            if is_convolution(module) and not is_gcn(module):
+            if isinstance(module, TypedConv) or (is_convolution(module) and not is_gcn(module) and not is_han(module)):
                 _check_local(module, (args, kwargs), found, self.title)
         return found
 
@@ -234,10 +237,10 @@ def _check_local(conv: nn.Module, given: Any, found: Any, title: str) -> None:
     again = conv(*args, **kwargs)
     for whole, few in zip(_tensors(found), _tensors(again), strict=True):
         if not torch.allclose(whole[:last], few[:last], rtol=1e-4, atol=1e-5):
+            name = type(getattr(conv, "conv", conv)).__name__
             raise InputError(
-                f"{title}: {type(conv).__name__} gives rows that depend on more than a vertex's in-edges and their "
-                "sources, all that a chunk has; use a convolution that does not, such as SAGEConv, GraphConv, GATConv "
-                "or HGTConv"
+                f"{title}: {name} gives rows that depend on more than a vertex's in-edges and their sources, all that "
+                "a chunk has; use a convolution that does not, such as SAGEConv, GraphConv, GATConv or HGTConv"
             )
 
 

@@ -15,6 +15,7 @@ from hongtu.graph.vertex_types import VertexTypes
 from hongtu.model.expression import label
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.tracer import is_convolution
+from hongtu.model.typed_attention import ByRelation, TypedConv, attended, is_han, scores
 from hongtu.model.typed_hop import gcn_degrees, gcn_loop, is_gcn
 from hongtu.model.typed_trace import EDGE_INDEX, EXAMPLE, TypedRoot, base_of, trace_typed
 
@@ -41,6 +42,7 @@ class TypedValues:
 
     def __init__(self, root: TypedRoot, types: VertexTypes, title: str) -> None:
         self._root, self._types, self._title = root, types, title
+        self._made = 0  # modules
         self._counts = {name: len(rows) for name, rows in root.examples["x"].items()}
         self._graph = trace_typed(root, title)
         settle(self._graph, self._module, title)
@@ -48,6 +50,7 @@ class TypedValues:
             if not node.users and node.op not in ("placeholder", "output"):
                 self._graph.erase_node(node)
         self._know_degrees()
+        self._attend_later()
         self._values: dict[fx.Node, _Value] = {}
         for node in self._graph.nodes:
             if node.op != "output":
@@ -73,6 +76,38 @@ class TypedValues:
                 known[key].meta[EXAMPLE] = torch.ones(self._counts[relation[2]])
             node.args, node.kwargs = (x, edges, weight, known[key]), {}
 
+    def _attend_later(self) -> None:
+        """Have a HANConv be two steps, the second of which takes means over all vertices."""
+        for node in [*self._graph.nodes]:
+            conv = self._conv(node)
+            if conv is None or not is_han(conv):
+                continue
+            known, name, node.target = node.meta[EXAMPLE], label(node), self._made_module(ByRelation(conv))
+            given = inspect.signature(conv.forward).bind(*node.args, **node.kwargs).arguments
+            node.args, node.kwargs = (given["x_dict"], given["edge_index_dict"]), {}
+            for user in [*node.users]:
+                kind = user.args[1] if user.target is operator.getitem else None
+                if not isinstance(known, dict) or kind not in known:
+                    raise InputError(
+                        f"{self._title} takes the semantic attention weights of {name}, which no layer gives; leave "
+                        "return_semantic_attention_weights out"
+                    )
+                last = user
+                for function in (scores, attended):
+                    with self._graph.inserting_after(last):
+                        last = self._graph.call_function(function, (user,) if function is scores else (user, last))
+                user.replace_all_uses_with(last, lambda other: other.target not in (scores, attended))
+                relations = sum(relation[2] == kind for relation in given["edge_index_dict"])
+                rows, columns = known[kind].shape
+                last.meta[EXAMPLE], user.meta[EXAMPLE] = known[kind], torch.zeros(rows, relations, columns + 1)
+                last.args[1].meta[EXAMPLE] = torch.zeros(rows, relations)
+
+    def _made_module(self, module: nn.Module) -> str:
+        """Its name in the traced model."""
+        name, self._made = f"{type(module).__name__.lower()}_{self._made}", self._made + 1
+        self._root.add_module(name, module)
+        return name
+
     def _value(self, node: fx.Node) -> _Value:
         inputs = [self._values[other] for other in node.all_input_nodes]
         if node.op == "get_attr" and (kind := self._root.kind_of(str(node.target))) is not None:
@@ -85,6 +120,8 @@ class TypedValues:
             return _Value(kind=node.args[1])  # type: ignore[arg-type]
         if node.target is gcn_degrees:
             return _Value(1, node.args[0])  # type: ignore[arg-type]
+        if node.target is attended:
+            return _Value(1 + inputs[0].hop, inputs[0].kind)
         conv = self._conv(node)
         rows = [value for value in inputs if not value.free]
         if conv is not None:
@@ -122,7 +159,7 @@ class TypedValues:
     def _conv(self, node: fx.Node) -> nn.Module | None:
         """The convolution that a node calls."""
         module = self._module(node)
-        return module if module is not None and is_convolution(module) else None
+        return module if module is not None and (is_convolution(module) or isinstance(module, TypedConv)) else None
 
     def _relation(self, node: fx.Node) -> tuple[str, str, str] | None:
         """Of a convolution's edges; None: several."""

@@ -18,6 +18,7 @@ from hongtu.preprocess.read.formats.dgl_graph import from_dgl, is_dgl
 from hongtu.preprocess.read.formats.hetero_data import from_hetero, is_hetero
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
 from hongtu.preprocess.read.formats.ogb import is_ogb, open_ogb
+from hongtu.preprocess.read.formats.ogb_types import is_ogb_types, open_ogb_types
 from hongtu.preprocess.read.formats.papers import is_papers, open_papers
 from hongtu.preprocess.read.formats.planetoid import is_planetoid, open_planetoid
 from hongtu.preprocess.read.formats.pyg_data import from_data
@@ -59,6 +60,8 @@ def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading)
         raise InputError(f"{path}: not a directory or file; expected edges.npy, features, labels and masks in one")
     if is_ogb(path):
         return complete(open_ogb(path, scratch, config, reading), config, scratch)
+    if is_ogb_types(path):
+        return complete(open_ogb_types(path, scratch, config, reading), config, scratch)
     if is_papers(path):
         return complete(open_papers(path, config, reading), config, scratch)
     if is_planetoid(path):

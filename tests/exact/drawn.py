@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv, SAGEConv
 
 import hongtu
 from tests import additions, graphs, problems
+from tests.exact.drawn_edge_states import draw_edge_states
+from tests.exact.drawn_types import TypedModelOf, draw_graph, draw_types
 from tests.exact.labels import DrawnLoss, draw_labels, draw_loss
-from tests.models import SIX, H, Model, Rowwise, vertex_losses
+from tests.models import SIX, H, Model, Rowwise, Wrapped, vertex_losses
 from tests.problems import Problem
 
 LOSSES = {"classes": "cross_entropy", "labels": "bce_with_logits", "numbers": "mse"}
@@ -36,6 +39,7 @@ class Drawn:
         loss: over the vertices of a mask, and part of what is trained with, or all of it.
         validates: the loss of vertices is all of it, without weights of theirs.
         links: part of it is over edges.
+        drops: the model has dropout, which the other side cannot draw: what is compared is hongtu on the whole graph.
         traits: what the training has that others have not.
     """
 
@@ -45,33 +49,43 @@ class Drawn:
     loss: DrawnLoss
     validates: bool = False
     links: bool = False
+    drops: bool = False
     traits: list[str] = field(default_factory=list)
 
 
 def draw(rng: np.random.Generator) -> Drawn:
+    if rng.random() < 0.1:
+        return _of_types(rng)
     kind, problem = _problem(rng)
-    which, traits = rng.random(), [kind]
+    which, traits, drops = rng.random(), [kind], False
     kinds = [*SIX, *additions.NORMS, *additions.CONNECTIONS, *additions.AGGREGATES]
     if which < 0.2:
         columns = int(rng.choice([1, 2, problems.EDGE_COLUMNS]))
         problem = problems.with_edge_data(problem, columns)
         kinds = [model for model in additions.EDGES if model.name != "tides"]
         kinds = kinds if columns == problems.EDGE_COLUMNS else _of_edge_columns(columns)
+        kinds = [*kinds, additions.of(_relational, "relational")]
         traits.append(f"edge features of {columns} columns")
     elif which < 0.3:
         problem = _typed(problem, int(rng.integers(99)))
         kinds = [additions.TYPED]
         traits.append("vertex types")
+    elif which < 0.42:
+        problem = problems.with_edge_data(problem, int(rng.integers(1, 5)))
+        drops = bool(rng.random() < 0.2)
+        kinds = []
+        traits += ["edge states", *["dropout of edge states"] * drops]
     if problem.vertex_type is None and rng.random() < 0.15:
         problem = _with_sparse_features(rng, problem)
         traits.append("sparse features")
+    kinds = kinds or [draw_edge_states(rng, problem, drops=drops)]
     problem, odd = draw_labels(rng, "classes" if kind == "one output" else kind, problem)
     if problem.vertex_type is None and rng.random() < 0.3:
         problem, form = _as_data(rng, problem)
         odd.append(form)
     loss = draw_loss(rng, kind, problem)
     model = _fitting(rng, kinds, problem)
-    drawn = Drawn(kind, problem, model, loss)
+    drawn = Drawn(kind, problem, model, loss, drops=drops)
     drawn.traits = (
         traits + odd + ["an odd number of label columns"] * (problem.labels.ndim == 2 and problem.classes % 2)
     )
@@ -91,6 +105,30 @@ def draw(rng: np.random.Generator) -> Drawn:
         drawn.validates = True
     if written:
         _write_forward(rng, drawn)
+    return drawn
+
+
+class OfRelations(Wrapped):
+    def forward(self, h: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:  # type: ignore[override]
+        return self.conv(h, edge_index, edge_type=edge_type)
+
+
+def _relational(lib: Any, f: int, c: int) -> list[nn.Module]:
+    """Convolutions of relations that hongtu has by wrapping them."""
+    wrap = hongtu.nn.PyGLayer if lib is hongtu.nn else OfRelations
+    first = wrap(pyg.FastRGCNConv(f, H, problems.EDGE_TYPES, num_bases=2))
+    return [first, nn.Tanh(), wrap(pyg.RGATConv(H, c, problems.EDGE_TYPES))]
+
+
+def _of_types(rng: np.random.Generator) -> Drawn:
+    """A model for a graph of several types."""
+    kind, drops = str(rng.choice(["classes", "labels", "numbers"], p=[0.6, 0.2, 0.2])), bool(rng.random() < 0.2)
+    problem, data = draw_graph(rng, kind)
+    model = draw_types(rng, problem, data, drops=drops)
+    drawn = Drawn(kind, problem, model, draw_loss(rng, kind, problem), drops=drops)
+    drawn.traits = [kind, "typed graphs", f"typed {model.spec.kind}", *["dropout of typed rows"] * drops]
+    _train_with(drawn)
+    drawn.validates = True
     return drawn
 
 
@@ -259,6 +297,9 @@ def _train_with(drawn: Drawn) -> None:
         model = replace(
             model, layers=lambda f, c: [*layers(f, c), last()], reference=lambda f, c: [*reference(f, c), last()]
         )
+
+    if isinstance(model, TypedModelOf):
+        model = replace(drawn.model, spec=replace(drawn.model.spec, last=last))
 
     def whole(out: Tensor, problem: Problem, epoch: int) -> Tensor:
         mask = torch.from_numpy(problem.masks["train"])

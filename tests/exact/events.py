@@ -71,9 +71,9 @@ def setting(case: Case) -> None:
 def drop(case: Case) -> None:
     """Dropout of a layer's input, 0 until now or not; the other side drops what the same hash says."""
     found = [
-        (number, mine.input_dropout, theirs)
-        for number, (mine, theirs) in enumerate(zip(case.trainer.model, case.modules, strict=True))
-        if isinstance(mine, Layer) and hasattr(mine, "input_dropout") and len(mine.expand()) == 1
+        (int(name), mine.input_dropout, theirs)
+        for name, mine, theirs in modules(case)
+        if name.isdigit() and isinstance(mine, Layer) and hasattr(mine, "input_dropout") and len(mine.expand()) == 1
     ]
     often_first = found[:1] if case.rng.random() < 0.4 else found  # what comes before a drop may be kept
     number, mine, theirs = one_of(case, often_first)

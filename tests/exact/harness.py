@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import shutil
 import sys
 import time
@@ -30,8 +31,10 @@ from hongtu import compiled
 from hongtu.errors import AnomalyError, BudgetError
 from hongtu.metrics import EpochRecord
 from hongtu.model.checks import modes_kept
-from tests import additions, problems, training
-from tests.exact.drawn import draw
+from hongtu.model.typed import with_types
+from tests import additions, problems, staged, training
+from tests.exact.drawn import Drawn, draw
+from tests.exact.drawn_types import OfTypes
 from tests.exact.events import EVENTS, Nothing
 from tests.exact.labels import score
 from tests.exact.new_trainer import begin_again
@@ -59,21 +62,22 @@ class Case:
     finite = True
 
     def __init__(self, number: int) -> None:
-        self.rng = np.random.default_rng([7, number])
+        self.rng = numbers_of(number)
         drawn = draw(self.rng)
         self.kind, self.problem, self.model, self.loss = drawn.kind, drawn.problem, drawn.model, drawn.loss
         self.class_weights = drawn.loss.weights if drawn.validates else None
-        self.cast = bool(self.rng.random() < 0.06)
+        self.cast = bool(self.rng.random() < 0.06) and not drawn.drops
         self.kinds = {*drawn.traits} | ({"autocast"} if self.cast else set())
         self.hooks: list[tuple[str, str, Callable[..., Any]]] = []  # kind, parameter, what is called
         self.hooked: list[str] = []  # modules that have a forward hook
         self.drops: dict[int, Any] = {}  # handles of what drops the input of a layer of the other side
         self.done: list[str] = []
-        self.on_ranks = not (drawn.links or self.cast) and bool(self.rng.random() < 0.15)
+        ranks = not (drawn.links or drawn.drops or self.cast) and self.rng.random() < 0.15
+        self.ranks = int(self.rng.integers(2, 4)) if ranks else 1
         n = int(self.rng.integers(1, 5))
-        m = int(self.rng.integers(2 if self.on_ranks else 1, 4))
+        m = int(self.rng.integers(self.ranks, 5))
         vertices = self.problem.num_vertices
-        grain = (m, n) if m * n <= vertices else (2, 1) if self.on_ranks else (1, 1)
+        grain = (m, n) if m * n <= vertices else (self.ranks, 1)
         partitioner = str(self.rng.choice(["range", "metis"])) if len(self.problem.edges[0]) else "range"
         self.artifact = problems.prepare(self.problem, *grain, partitioner=partitioner)
         self.options: dict[str, Any] = {
@@ -91,17 +95,25 @@ class Case:
         if not self.cast and self.rng.random() < 0.5:
             name, self.options["scheduler"] = draw_scheduler(self.rng)
             self.kinds.add(name)
-        if self.rng.random() < 0.6 and not self.on_ranks:
+        self.opened = contextlib.ExitStack()
+        if not ranks and not self.cast and self.rng.random() < 0.1:
+            fit = functools.partial(staged.everything, kept=int(self.rng.choice([0, 0, 1])))
+            self.options |= self.opened.enter_context(staged.on_disk(fit=fit))
+            self.kinds.add("on a disk")
+        if (self.rng.random() < 0.6 or "spill" in self.options) and not ranks:
             smallest = training.smallest_budget(self.artifact, self.layers, **self.options)
             self.options["device_memory"] = int(smallest * self.rng.choice([1, 1, 1.2, 2]))
         self.modules = self.model.build_reference(self.problem)
+        if isinstance(self.modules, OfTypes):
+            self.modules.know(self.layers())
         self.step_reference()
         self.evaluates = drawn.validates and bool(self.problem.masks["val"].any()) and self.rng.random() < 0.7
         if (
             getattr(self.scheduler, "mode", "min") == "max" and not self.evaluates
         ):  # it is refused, by a test of its own
             self.options["scheduler"] = self.scheduler = None
-        if not self.on_ranks:
+        self.alone = drawn.drops
+        if not ranks:
             self.trainer = hongtu.Trainer(self.artifact, self.layers(), **self.options)
 
     def step_reference(self) -> None:
@@ -122,7 +134,7 @@ class Case:
         return torch.optim.SGD(parameters, lr=RATE, momentum=self.momentum)
 
     def layers(self) -> list[nn.Module]:
-        return self.model.build(self.problem)
+        return with_types(self.model.build(self.problem), self.artifact)
 
     # ------------------------------------------------------------------------------------------------- both sides
 
@@ -132,8 +144,11 @@ class Case:
         Raises:
             AssertionError: what differs.
         """
-        if self.on_ranks:
+        if self.ranks > 1:
             train_on_ranks(self)
+            return
+        if self.alone:
+            self._compare_with_whole()
             return
         for epoch in range(1 if self.cast else EPOCHS):
             if not self.cast and self.rng.random() < (0.7 if epoch else 0.2):
@@ -143,6 +158,17 @@ class Case:
                 return
         if not self.cast:
             self._predict()
+
+    def _compare_with_whole(self) -> None:
+        """With hongtu on the whole graph at once: dropout draws the same there."""
+        options = {name: self.options[name] for name in ("loss", "optimizer", "scheduler", "seed", "dtype")}
+        whole = hongtu.Trainer(problems.prepare(self.problem, 1, 1), self.layers(), strategy="none", **options)
+        for _ in range(EPOCHS):
+            both = [trainer.fit(1, eval_every=int(self.evaluates))[0] for trainer in (self.trainer, whole)]
+            training.assert_counted(self.trainer, both[0])
+            mine, theirs = (trainer.gradients() for trainer in (self.trainer, whole))
+            if self.compare(both[0].loss, mine, both[1].loss, theirs) > DIVERGED:
+                return
 
     def _event(self) -> None:
         """Any that there is something for."""
@@ -171,7 +197,6 @@ class Case:
             return
         epoch, record = self.trainer.epoch, self._train()
         mine = self.trainer.gradients()
-        assert mine.keys() == theirs.keys(), mine.keys() ^ theirs.keys()
         if self.cast:
             self._compare_cast(record.loss, float(loss), mine, theirs)
             return
@@ -191,10 +216,14 @@ class Case:
     @staticmethod
     def compare(loss: float, mine: dict[str, Tensor], expected: float, theirs: dict[str, Tensor]) -> float:
         """The largest gradient entry."""
+        others = mine.keys() ^ theirs.keys()  # what the output does not depend on
+        assert not any(bool(found.get(name, torch.zeros(1)).any()) for name in others for found in (mine, theirs)), (
+            others
+        )
         np.testing.assert_allclose(loss, expected, rtol=TOLERANCE, atol=TOLERANCE)
         largest = max((float(g.abs().max()) for g in theirs.values()), default=0.0)
         for name, gradient in theirs.items():
-            off = float((mine[name] - gradient).abs().max())
+            off = float((mine.get(name, 0) - gradient).abs().max())
             assert off <= TOLERANCE * max(largest, 1e-3), f"gradient of {name} is off by {off}, the largest {largest}"
         return largest
 
@@ -277,9 +306,9 @@ class Case:
         with torch.no_grad():
             expected = self.model.run_reference(self.modules, self.problem)
         self.modules.train()
-        found = self.trainer.predict()
-        torch.testing.assert_close(found.double(), expected, rtol=1e-7, atol=1e-7)
-        if self.kind == "classes" and self.rng.random() < 0.3:
+        found = self.model.of_all(self.trainer.predict())
+        torch.testing.assert_close(found.double(), expected, rtol=1e-7, atol=1e-7, equal_nan=True)
+        if self.kind == "classes" and not isinstance(self.modules, OfTypes) and self.rng.random() < 0.3:
             self._correct_and_smooth(expected.softmax(1))
 
     def _correct_and_smooth(self, y: Tensor) -> None:
@@ -311,6 +340,15 @@ class Ran:
     wrong: str = ""
 
 
+def numbers_of(case: int) -> np.random.Generator:
+    return np.random.default_rng([7, case])
+
+
+def has(drawn: Drawn, word: str) -> bool:
+    """Whether its traits, or the name of its model, say so."""
+    return any(word in said for said in (drawn.model.name, *drawn.traits))
+
+
 def run_case(number: int) -> Ran:
     torch.set_num_threads(1)
     problems._prepared.clear()
@@ -324,6 +362,7 @@ def run_case(number: int) -> Ran:
     finally:
         always, compiled.ALWAYS = compiled.ALWAYS, before
         if case is not None:
+            case.opened.close()
             kinds = case.kinds | ({"compiled kernels"} if always else set())
             ran.title, ran.kinds = f"case {number}: {case!r}", kinds
             shutil.rmtree(case.artifact.path, ignore_errors=True)
@@ -336,8 +375,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--verbose", action="store_true", help="print every case")
+    parser.add_argument("--having", default="", help='only those whose model or graph has this: "typed graphs", say')
     given = parser.parse_args()
-    numbers, wrong, start = range(given.first, given.first + given.cases), 0, time.perf_counter()
+    numbers, wrong, start = list(range(given.first, given.first + given.cases)), 0, time.perf_counter()
+    if given.having:
+        numbers = [number for number in numbers if has(draw(numbers_of(number)), given.having)]
     kinds: Counter[str] = Counter()
 
     def so_far(cases: int) -> str:
@@ -352,7 +394,7 @@ def main() -> int:
             if ran.number % 100 == 99:
                 print(so_far(ran.number + 1 - given.first), flush=True)
     print("cases with", ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items())))
-    print(so_far(given.cases))
+    print(so_far(len(numbers)))
     return 1 if wrong else 0
 
 

@@ -130,7 +130,7 @@ def form(module: nn.Module) -> list[Any]:
 
 def entry(module: nn.Module, header: Any) -> Any:
     """As it was given to the Trainer."""
-    return module if header is None else (module, f"{', '.join(header.takes)} -> {header.gives}")
+    return module if header is None else (module, str(header))
 
 
 def register(p: nn.Parameter, kind: str, call: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.hetero_data import TypedGraph
 from hongtu.preprocess.read.graph import SPLIT_NAMES
 
 # what DGL's datasets call them, the first that is there
@@ -20,22 +20,6 @@ OF_EDGES = {
     "edge_weight": ("weight", "w", "edge_weight"), "edge_attr": ("feat", "features", "edge_attr"),
     "edge_type": ("etype", "rel_type", "_TYPE"),
 }  # fmt: skip
-
-
-@dataclass
-class TypedGraph:
-    """The fields of a ``HeteroData``: ``graph["paper"].x``, ``graph["author", "writes", "paper"].edge_index``."""
-
-    node_types: list[str]
-    edge_types: list[tuple[str, str, str]]
-    stores: dict[Any, SimpleNamespace]
-
-    def __getitem__(self, key: Any) -> SimpleNamespace:
-        return self.stores[key]
-
-    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Types of vertices, and of edges."""
-        return self.node_types, self.edge_types
 
 
 def is_dgl(data: Any) -> bool:

@@ -9,6 +9,8 @@ Legend: V vertices, V_k of type k, E edges.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,22 @@ from hongtu.preprocess.read.formats.pyg_data import Ends, edges_of, masks_of, ve
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.typed import make_typed
+
+
+@dataclass
+class TypedGraph:
+    """The fields of a ``HeteroData``: ``graph["paper"].x``, ``graph["author", "writes", "paper"].edge_index``."""
+
+    node_types: list[str]
+    edge_types: list[tuple[str, str, str]]
+    stores: dict[Any, SimpleNamespace]
+
+    def __getitem__(self, key: Any) -> SimpleNamespace:
+        return self.stores[key]
+
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Types of vertices, and of edges."""
+        return self.node_types, self.edge_types
 
 
 def is_hetero(data: Any) -> bool:

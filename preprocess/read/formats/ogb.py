@@ -62,16 +62,16 @@ def open_ogb(path: Path, scratch: Path, config: PreprocessConfig, reading: Readi
 def _text(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading) -> RawGraph:
     source = open_text(raw / "edge.csv.gz", None)
     file, rows, labels = raw / "num-node-list.csv.gz", raw / "node-feat.csv.gz", raw / "node-label.csv.gz"
-    vertices = source.num_vertices = _only(_table(file, np.int64, 2), str(file))
+    vertices = source.num_vertices = _only(read_table(file, np.int64, 2), str(file))
     check_count(vertices, str(file))
     check_held(vertices, (raw / "edge.csv.gz").stat().st_size, str(file))
     file = raw / "num-edge-list.csv.gz"
     beside = raw / "edge-feat.csv.gz"
     if file.is_file() or beside.is_file():
-        source.num_edges = _only(_table(file, np.int64, 2), str(file))
+        source.num_edges = _only(read_table(file, np.int64, 2), str(file))
     used = rows.is_file() and not config.features
     if source.num_edges is not None:
-        widths = [len(next(_lines(file), "").split(",")) if has else 0 for file, has in
+        widths = [len(next(read_filled(file), "").split(",")) if has else 0 for file, has in
                   ((rows, used), (beside, beside.is_file()))]  # fmt: skip
         sizes = Sizes(
             title=str(raw), vertices=vertices, edges=source.num_edges, width=widths[0],
@@ -80,12 +80,12 @@ def _text(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading) 
         )  # fmt: skip
         reading.expect(sizes)
     if used:
-        source.features = _features(rows, vertices, scratch / "node-feat.npy", reading.progress)
+        source.features = read_features(rows, vertices, scratch / "node-feat.npy", reading.progress)
     if beside.is_file():
         assert source.num_edges is not None
-        source.edge_features = _features(beside, source.num_edges, scratch / "edge-feat.npy", reading.progress)
+        source.edge_features = read_features(beside, source.num_edges, scratch / "edge-feat.npy", reading.progress)
     if labels.is_file() and not config.labels:
-        source.labels = _labels(_table(labels, np.float64, vertices), labels)
+        source.labels = class_numbers(read_table(labels, np.float64, vertices), labels)
     return source
 
 
@@ -131,7 +131,7 @@ def _binary(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading
         num_edges=counts.get(COUNTS[1]),
         features=arrays.get("node_feat"),
         edge_features=arrays.get("edge_feat"),
-        labels=None if label is None else _labels(label.whole(), beside),
+        labels=None if label is None else class_numbers(label.whole(), beside),
     )
 
 
@@ -156,7 +156,7 @@ def _only(counts: np.ndarray, name: str) -> int:
     return int(counts.ravel()[0])
 
 
-def _labels(table: np.ndarray, file: Path) -> np.ndarray:
+def class_numbers(table: np.ndarray, file: Path) -> np.ndarray:
     """One column: classes, with -1 for nan. Several: one yes or no each."""
     if table.ndim not in (1, 2) or table.dtype.kind not in "biuf":
         raise InputError(f"{file}: {table.dtype} of shape {table.shape}, expected numbers [N, 1] or [N, C]")
@@ -175,21 +175,30 @@ def _labels(table: np.ndarray, file: Path) -> np.ndarray:
 def read_split(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
     """The masks of the only split in a folder: ``split_dict.pt`` or a file each for train, valid and test, as .csv.gz,
     .pt, .npz or .npy; None where there is none."""
+    kind = only_split(folder)
+    return None if kind is None else masks_in(kind, num_vertices)
+
+
+def only_split(folder: Path) -> Path | None:
+    """The folder of the only split of a dataset; None where there is none."""
     kinds = sorted(kind for kind in folder.iterdir() if kind.is_dir()) if folder.is_dir() else []
-    if not kinds:
-        return None
     if len(kinds) > 1:
         found = ", ".join(kind.name for kind in kinds)
         raise InputError(f"{folder}: several splits ({found}), expected one; keep the one you want")
-    whole = kinds[0] / "split_dict.pt"
+    return kinds[0] if kinds else None
+
+
+def masks_in(kind: Path, num_vertices: int) -> dict[str, np.ndarray]:
+    """The masks of a split in its folder."""
+    whole = kind / "split_dict.pt"
     if whole.is_file():
         return masks_of(read_arrays(whole), whole, num_vertices)
     masks = {}
     for split, stem in SPLITS.items():
-        files = [kinds[0] / f"{stem}{ending}" for ending in (".pt", ".npz", ".npy")]
-        file = next((file for file in files if file.is_file()), kinds[0] / f"{stem}.csv.gz")
+        files = [kind / f"{stem}{ending}" for ending in (".pt", ".npz", ".npy")]
+        file = next((file for file in files if file.is_file()), kind / f"{stem}.csv.gz")
         if file.suffix == ".gz":
-            table = _table(file, np.int64, num_vertices)
+            table = read_table(file, np.int64, num_vertices)
             if table.shape[1] != 1:
                 raise InputError(f"{file}: {table.shape[1]} columns, expected one, a vertex a line; download it again")
             masks[split] = _mask(table[:, 0], num_vertices, f"{file}: line")
@@ -242,16 +251,17 @@ def _mask(members: np.ndarray, num_vertices: int, title: str) -> np.ndarray:
     return mask
 
 
-def _table(file: Path, dtype: type, most: int) -> np.ndarray:
+def read_table(file: Path, dtype: type, most: int) -> np.ndarray:
     """A small table, [rows, columns], of so many rows at most."""
-    table = _parsed(file, itertools.islice(_lines(file), most + 1), dtype, 0)
+    table = _parsed(file, itertools.islice(read_filled(file), most + 1), dtype, 0)
     if len(table) > most:
         raise InputError(f"{file}: more than {most} lines, expected at most so many; download the dataset again")
     return table
 
 
-def _features(file: Path, num_rows: int, into: Path, progress: Callable[[float], None]) -> np.ndarray:
-    features, lines = None, _lines(file)
+def read_features(file: Path, num_rows: int, into: Path, progress: Callable[[float], None]) -> np.ndarray:
+    """float32 [rows, columns], in a file ``into``: so many lines."""
+    features, lines = None, read_filled(file)
     for lo in range(0, num_rows, ROWS):
         block = _parsed(file, itertools.islice(lines, ROWS), np.float32, lo)
         if len(block) != min(ROWS, num_rows - lo) or (features is not None and block.shape[1] != features.shape[1]):
@@ -270,7 +280,7 @@ def _features(file: Path, num_rows: int, into: Path, progress: Callable[[float],
     return features
 
 
-def _lines(file: Path) -> Iterator[str]:
+def read_filled(file: Path) -> Iterator[str]:
     """Those that are not blank."""
     for data, first in read_lines(file, block=HEAD):
         try:
