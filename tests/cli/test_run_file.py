@@ -102,7 +102,7 @@ def test_optimizers_that_know_no_weight_decay_run(artifact, capsys):
 @pytest.mark.parametrize(
     ("option", "text", "message"),
     [
-        ("--optimizer", "LBFGS", "optimizer LBFGS: must step without a closure"),
+        ("--optimizer", "LBFGS", "another that steps without a closure"),
         ("--optimizer", "SGD(lr=0.5)", "--optimizer 'SGD(lr=0.5)': lr is an option of its own; pass --lr instead"),
         ("--modules", "GCNConf(features, 3)", "no class of hongtu.nn or torch.nn; did you mean GCNConv?"),
         ("--modules", "GCNConv(open('x'), 3)", "open('x') is no plain value; expected a name and plain values"),

@@ -30,11 +30,30 @@ class WritesGradients(torch.optim.SGD):
         return super().step()
 
 
+class Lookahead(torch.optim.SGD):
+    """Every other step goes half of the way back, as some do that wrap another."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.count = 0
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        self.count += 1
+        every = [p for group in self.param_groups for p in group["params"]]
+        for p, slow in zip(every, self.slow, strict=True):
+            if self.count % 2 == 0:
+                p.copy_(slow.lerp_(p, 0.5))
+
+
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "adam": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1),
     "foreach nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=True),
     "in place": lambda p: WritesGradients(p, lr=0.1),
+    "own attributes": lambda p: Lookahead(p, lr=0.1),
 }
 
 

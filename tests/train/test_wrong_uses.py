@@ -278,7 +278,7 @@ WRONG = {
     ),
     "an optimizer for GPUs": (
         lambda: make(optimizer=lambda p: torch.optim.Adam(p, capturable=True)),
-        "optimizer Adam: must step without a closure, and by dense gradients (If capturable=True",
+        "optimizer Adam: If capturable=True",
         "use torch.optim.Adam",
     ),
     "a directory of another run": (
@@ -342,7 +342,7 @@ WRONG = {
     ),
     "an optimizer of sparse gradients": (
         lambda: make(optimizer=torch.optim.SparseAdam),
-        "optimizer SparseAdam: must step without a closure, and by dense gradients",
+        "optimizer SparseAdam: SparseAdam does not support dense gradients",
         "use torch.optim.Adam",
     ),
     "a link loss by name": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,18 +52,28 @@ def step_model(optimizer: torch.optim.Optimizer) -> Stepped:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if optimizer.state and all(p in optimizer.state for p in parameters if p.requires_grad):
         return Stepped(state_bytes(optimizer), changes=False)
-    trial = copy.deepcopy(optimizer)
+    trial = _copied(optimizer)
     stepped = [p for group in trial.param_groups for p in group["params"]]
     for parameter in stepped:
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     try:
         changes = _changes(trial, stepped)
     except (TypeError, RuntimeError, AssertionError) as error:
-        name = type(optimizer).__name__
+        name, text = type(optimizer).__name__, str(error) or type(error).__name__
         raise InputError(
-            f"optimizer {name}: must step without a closure, and by dense gradients ({error}); use torch.optim.Adam"
+            f"optimizer {name}: {text}; use torch.optim.Adam, or another that steps without a closure, once for each "
+            "gradient, and by dense ones"
         ) from error
     return Stepped(state_bytes(trial), changes)
+
+
+def _copied(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """With copies of parameters; torch's own copy leaves out what a class adds to itself."""
+    memo: dict[int, Any] = {}
+    trial = copy.deepcopy(optimizer, memo)
+    for name in vars(optimizer).keys() - vars(trial).keys() - {"step"}:  # which a scheduler has bound to the original
+        setattr(trial, name, copy.deepcopy(vars(optimizer)[name], memo))
+    return trial
 
 
 def step_rows(make_optimizer: OptimizerFactory, num_vertices: int, width: int, dtype: torch.dtype) -> Stepped:
