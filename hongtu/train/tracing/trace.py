@@ -201,6 +201,11 @@ def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 
             a = network.combine(index, a, s, block.rows)
         if not isinstance(a, Tensor) or a.ndim != 2 or len(a) != 2:
             title = network.title(network.layer_index[index])
+            if isinstance(layer, WholeGraphNorm):
+                raise InputError(
+                    f"{title}: is called with {len(z)} of 2 rows, and its statistics are those of all vertices; call it "
+                    "with the rows of all and choose then, or use torch.nn.LayerNorm"
+                )
             raise InputError(f"{title}: aggregate must return a tensor [D, columns]")
         layers.append(
             LayerShape(

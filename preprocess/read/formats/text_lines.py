@@ -43,7 +43,10 @@ def open_stream(path: Path) -> IO[bytes]:
 
 def damaged(path: Path, error: Exception) -> InputError:
     """What to say of a gzip file that cannot be unpacked."""
-    return InputError(f"{path}: truncated or damaged gzip ({error}); copy or download it again")
+    remedy = "copy or download it again"
+    if isinstance(error, gzip.BadGzipFile):
+        remedy += f", or rename it to {path.stem} if it is not packed"
+    return InputError(f"{path}: truncated or damaged gzip ({error}); {remedy}")
 
 
 def is_comment(line: bytes) -> bool:
