@@ -111,7 +111,7 @@ def _altered(conv: Any) -> str:
 def _check_sum(conv: Any, title: str) -> None:
     if conv.aggr not in _SUM:
         raise InputError(
-            f"from_pyg: {title} has aggr={conv.aggr!r}, and hongtu.nn's layer of that name adds up; of other aggregations "
+            f"from_pyg: {title} has aggr={conv.aggr!r}, and hongtu.nn's layer of that name adds up; of other ways "
             "there are SAGEConv and GraphConv, or a hongtu.nn.Layer of your own"
         )
 

@@ -203,8 +203,8 @@ def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 
             title = network.title(network.layer_index[index])
             if isinstance(layer, WholeGraphNorm):
                 raise InputError(
-                    f"{title}: is called with {len(z)} of 2 rows, and its statistics are those of all vertices; call it "
-                    "with the rows of all and choose then, or use torch.nn.LayerNorm"
+                    f"{title}: is called with {len(z)} of 2 rows, and its statistics are those of all vertices; call "
+                    "it with the rows of all and choose then, or use torch.nn.LayerNorm"
                 )
             raise InputError(f"{title}: aggregate must return a tensor [D, columns]")
         layers.append(
