@@ -83,7 +83,7 @@ def make_system(order: Order) -> Any:
     from hongtu.bench.baselines import make_baseline
     from hongtu.graph.artifact import open_artifact
     from hongtu.model.named import build_layers
-    from hongtu.train.random_state import seed_generators
+    from hongtu.model.random_state import seed_generators
 
     artifact, model = open_artifact(order.artifact), order.model
     seed_generators(model.seed)

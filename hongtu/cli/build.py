@@ -172,7 +172,7 @@ def make_trainer(config: TrainConfig, classes: int | None = None) -> Trainer:
     from hongtu.device.backends import get_backend
     from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
-    from hongtu.train.random_state import seed_generators
+    from hongtu.model.random_state import seed_generators
     from hongtu.train.trainer import Trainer
 
     artifact = open_artifact(config.artifact)

@@ -19,6 +19,7 @@ from hongtu.config import LOSSES
 from hongtu.errors import InputError, names_known
 from hongtu.graph.given import as_array
 from hongtu.model.link_loss import LinkLoss
+from hongtu.model.random_state import draws_since, kept_random_state, random_state, set_random_state
 from hongtu.model.rows_alone import Function, Result, distance, find_mixture
 from hongtu.model.torch_losses import PerVertex, as_module, is_torchs
 
@@ -208,27 +209,26 @@ def check_alone(title: str, losses: Callable[..., Tensor], *given: Tensor) -> No
 
     Args:
         title: what they are called.
-        losses: gives those of as many rows as it is given, [R]; may draw from torch's generator.
+        losses: gives those of as many rows as it is given, [R]; may draw from generators of torch, numpy and Python.
         given: what losses of ``ROWS`` rows are computed from: one row for each, or several; the floats first.
 
     Raises:
         InputError: with the title.
     """
-    state = torch.get_rng_state()
+    before = random_state()
 
     def call(given: Sequence[Tensor]) -> Result:
-        torch.set_rng_state(state)
+        set_random_state(before)
         found = losses(*given)
-        after = torch.get_rng_state()
-        return Result([found], [] if torch.equal(state, after) else [after])
+        return Result([found], draws_since(before))
 
     leaves = sum(x.is_floating_point() for x in given)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with kept_random_state(), torch.enable_grad():
         first, again = (call([x.detach().requires_grad_(x.is_floating_point()) for x in given]).rows[0] for _ in "ab")
         if distance(first, again, first):
             raise InputError(
                 f"{title} gives something else when it is called again with the same rows, as it is for each chunk; "
-                "keep nothing between calls, and draw from torch's generator"
+                "keep nothing between calls, and draw from the generators of torch, numpy or Python"
             )
         if find_mixture(Function(call, tuple(given), leaves)) is not None:
             raise InputError(

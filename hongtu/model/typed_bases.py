@@ -21,7 +21,7 @@ UNNEEDED = "get_node_offset_dict", "get_edge_offset_dict", EDGE_TYPES
 
 def is_of_bases(module: Any) -> bool:
     """Whether this is such a model."""
-    return isinstance(module, fx.GraphModule) and any(_name(node) == EDGE_TYPES for node in module.graph.nodes)
+    return isinstance(module, fx.GraphModule) and any(_name(call) == EDGE_TYPES for call in module.graph.nodes)
 
 
 class BasesByType(TypedConv):
@@ -76,10 +76,10 @@ class _Forward:
 
     def __init__(self, root: nn.Module, model: Any) -> None:
         self.model = model
-        relations = next(node for node in model.graph.nodes if _name(node) == EDGE_TYPES).args[1]
+        relations = next(call for call in model.graph.nodes if _name(call) == EDGE_TYPES).args[1]
         number = [*root.modules()].index(model)
         self.bases: dict[str, nn.Module] = {}
-        for target in {str(node.target) for node in model.graph.nodes if node.op == "call_module"}:
+        for target in {str(call.target) for call in model.graph.nodes if call.op == "call_module"}:
             module = model.get_submodule(target)
             if type(module).__name__ == "HeteroBasisConv":
                 self.bases[target] = BasesByType(module, relations)
@@ -88,43 +88,43 @@ class _Forward:
     def __call__(self, *given: Any, **named: Any) -> Any:
         left = [*given]
         known: dict[fx.Node, Any] = {}
-        for node in self.model.graph.nodes:
-            if node.op == "placeholder":
-                known[node] = left.pop(0) if left else named.get(str(node.target), *node.args)
-            elif node.op == "output":
-                return fx.node.map_arg(node.args[0], known.__getitem__)
-            elif _name(node) in UNNEEDED:
-                known[node] = None
-            elif node.op == "call_function" and _name(node) in (GROUPS, "group_edge_placeholder", SPLITS):
-                known[node] = known[node.args[0]]
+        for call in self.model.graph.nodes:
+            if call.op == "placeholder":
+                known[call] = left.pop(0) if left else named.get(str(call.target), *call.args)
+            elif call.op == "output":
+                return fx.node.map_arg(call.args[0], known.__getitem__)
+            elif _name(call) in UNNEEDED:
+                known[call] = None
+            elif call.op == "call_function" and _name(call) in (GROUPS, "group_edge_placeholder", SPLITS):
+                known[call] = known[call.args[0]]
             else:
-                known[node] = self._call(node, known)
+                known[call] = self._call(call, known)
         raise AssertionError("no output")
 
-    def _call(self, node: fx.Node, known: dict[fx.Node, Any]) -> Any:
-        module = self.model.get_submodule(node.target) if node.op == "call_module" else None
-        if node.target in self.bases:
-            args, kwargs = fx.node.map_arg((node.args[1:], node.kwargs), known.__getitem__)
-            return self.bases[str(node.target)](*args, **kwargs)
+    def _call(self, call: fx.Node, known: dict[fx.Node, Any]) -> Any:
+        module = self.model.get_submodule(call.target) if call.op == "call_module" else None
+        if call.target in self.bases:
+            args, kwargs = fx.node.map_arg((call.args[1:], call.kwargs), known.__getitem__)
+            return self.bases[str(call.target)](*args, **kwargs)
         if type(module).__name__ == "LinearAlign":
-            return module(known[node.args[0]])  # type: ignore[misc, index]
-        taken = [known[other] for other in node.all_input_nodes if isinstance(known[other], dict)]
+            return module(known[call.args[0]])  # type: ignore[misc, index]
+        taken = [known[other] for other in call.all_input_nodes if isinstance(known[other], dict)]
 
         def of(key: Any) -> Any:
             def value(other: fx.Node) -> Any:
                 return known[other][key] if isinstance(known[other], dict) else known[other]
 
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+            args, kwargs = fx.node.map_arg((call.args, call.kwargs), value)
             if module is not None:
                 return module(*args, **kwargs)
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            if node.op == "get_attr":
-                return getattr(self.model, str(node.target))
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            if call.op == "call_method":
+                return getattr(args[0], str(call.target))(*args[1:], **kwargs)
+            if call.op == "get_attr":
+                return getattr(self.model, str(call.target))
+            return call.target(*args, **kwargs)  # type: ignore[operator]
 
         return {key: of(key) for key in taken[0]} if taken else of(None)
 
 
-def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", ""))
+def _name(call: fx.Node) -> str:
+    return str(getattr(call.target, "__name__", ""))

@@ -27,6 +27,7 @@ from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.edge_targets import EdgeTargets
 from hongtu.model.loss_terms import Unscored
 from hongtu.model.network import Network
+from hongtu.model.random_state import deterministic_torch
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import resolve
 from hongtu.nn import Layer
@@ -36,7 +37,6 @@ from hongtu.ranks.together import Alone, called_by_all
 from hongtu.train.evaluators import Evaluation
 from hongtu.train.network_plan import Job
 from hongtu.train.outputs import check_rows_file, write_rows
-from hongtu.train.random_state import deterministic_torch
 from hongtu.train.resumable import Resumable
 from hongtu.train.runtime import Runtime
 from hongtu.train.settings import adam, make_loss

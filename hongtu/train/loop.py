@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.given import as_path
 from hongtu.metrics import EpochRecord
+from hongtu.model.random_state import random_state, set_random_state
 from hongtu.train.callbacks import Callbacks
 from hongtu.train.inferring import Inferring
 from hongtu.train.progress import bar, hidden
-from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory
 from hongtu.train.snapshot import read_snapshot
 

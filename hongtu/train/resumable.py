@@ -20,11 +20,11 @@ from hongtu.model.checks import check_tensors
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.link_loss import DECODER
 from hongtu.model.network import Network
+from hongtu.model.random_state import random_state, set_random_state
 from hongtu.model.wiring import Modules
 from hongtu.nn.context import RowContext
 from hongtu.ranks.together import Together, called_by_all
 from hongtu.train.outputs import SAFETENSORS, read_weights, write_weights
-from hongtu.train.random_state import random_state, set_random_state
 from hongtu.train.run_directory import RunDirectory, newest_snapshot
 from hongtu.train.settings import RunSpec
 from hongtu.train.snapshot import (

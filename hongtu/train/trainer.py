@@ -30,6 +30,7 @@ from hongtu.model.link_loss import DECODER, LinkLoss, link_loss_in, link_scores,
 from hongtu.model.loss_terms import Losses, parts_of
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
+from hongtu.model.random_state import deterministic_torch
 from hongtu.model.typed import with_types
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import Entry, as_modules
@@ -47,7 +48,6 @@ from hongtu.train.evaluators import Evaluation, Metric
 from hongtu.train.inferring import LOSS_OF_VAL
 from hongtu.train.loop import FitOptions, Trainable, fit
 from hongtu.train.network_plan import Job
-from hongtu.train.random_state import deterministic_torch
 from hongtu.train.ranked import (
     Tried,
     check_ranked,

@@ -194,10 +194,10 @@ def test_a_disk_that_fills_while_ogbs_text_is_read_is_named(tmp_path, monkeypatc
     with gzip.open(tmp_path / "node-feat.csv.gz", "wt") as stream:
         stream.write("1.0,2.0\n3.0,4.0\n")
     given = tmp_path / "node-feat.csv.gz", 2, tmp_path / "out.npy", lambda share: None
-    assert ogb._features(*given).tolist() == [[1, 2], [3, 4]]
+    assert ogb.read_features(*given).tolist() == [[1, 2], [3, 4]]
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(OSError, match="No space left"):
-        ogb._features(*given)
+        ogb.read_features(*given)
 
 
 def test_what_is_printed_in_a_notebook_is_short(tmp_path):

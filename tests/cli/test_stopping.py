@@ -27,9 +27,9 @@ from hongtu.cli.main import main
 from hongtu.cli.stopping import Signals
 from hongtu.engine.executor import Executor
 from hongtu.errors import INTERRUPTS, InputError, OutputError
+from hongtu.model.random_state import seed_generators
 from hongtu.pyg import NeighborLoader
 from hongtu.train import snapshot
-from hongtu.train.random_state import seed_generators
 from tests import problems
 from tests.faults.run import same_result
 

@@ -12,8 +12,8 @@ import torch
 import hongtu
 from hongtu import nn as hnn
 from hongtu.graph.artifact import Artifact
+from hongtu.model.random_state import seed_generators
 from hongtu.train import snapshot
-from hongtu.train.random_state import seed_generators
 from hongtu.train.run_directory import RunDirectory
 
 

@@ -59,12 +59,10 @@ def test_the_example_of_ranks_runs_on_two(tmp_path):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_an_example_declares_what_it_imports(path, tmp_path):
+def test_an_example_declares_what_it_imports(path):
     text = path.read_text()
-    (tmp_path / "head.toml").write_text(
-        "".join(re.findall(r"^# ?(.*\n)", text.partition("# /// script\n")[2].partition("# ///")[0], re.MULTILINE))
-    )
-    head = _toml(tmp_path / "head.toml")
+    script = text.partition("# /// script\n")[2].partition("# ///")[0]
+    head = _toml("".join(re.findall(r"^# ?(.*\n)", script, re.MULTILINE)))
     declared = {re.match(r"[\w-]+", entry)[0].replace("-", "_") for entry in head["dependencies"]}
     imported = {
         name.split(".")[0]

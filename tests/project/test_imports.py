@@ -12,7 +12,7 @@ import pytest
 from hongtu.cli.settings import _toml
 from tests.project.test_rooms import ROOT, modules, parsed
 
-PROJECT = _toml(ROOT / "pyproject.toml")
+PROJECT = _toml((ROOT / "pyproject.toml").read_text())
 # packages whose import has another name
 NAMED = {
     "cuda": "cuda_bindings",

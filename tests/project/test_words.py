@@ -28,6 +28,7 @@ RETIRED = {
             "typed_cut",
             "typed_values",
             "typed_hop",
+            "hetero_data",
         },
     ),
     "dry": ("simulated", set()),

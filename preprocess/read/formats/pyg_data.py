@@ -83,7 +83,8 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
         raise InputError(f"{title}: holds weights, and so does {title_of(data, name, 'edge_weight')}; remove one")
     matrix = next(value for value in (_get(data, "edge_index"), _get(data, "adj_t"), data) if value is not None)
     of_torch = str(getattr(matrix, "layout", "")).startswith("torch.sparse")
-    if of_torch and values is None and weight is None and square and bool((source == destination).any()):
+    by_loops = square and matrix is _get(data, "adj_t") and bool((source == destination).any())
+    if of_torch and values is None and weight is None and by_loops:
         values = np.ones(len(source), dtype=np.float32)  # of such a matrix self-loops are counted with those added
     forms = {} if values is None else {"edge_weight": "sparse tensor" if of_torch else "matrix"}
     weight = _weight(weight if values is None else values, title_of(data, name, "edge_weight"), len(source))

@@ -40,6 +40,25 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
+def draws_since(state: dict[str, Any]) -> list[torch.Tensor]:
+    """int64 [numbers]: where the host's generators are, if anything has drawn from one since; else nothing."""
+    before, now = (
+        torch.cat([one["torch"].long(), one["numpy"][1], torch.tensor([one["numpy"][2], *one["python"][1]])])
+        for one in (state, random_state())
+    )
+    return [] if torch.equal(before, now) else [now]
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Inside, numbers may be drawn that are drawn again behind it."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
+
+
 @contextmanager
 def deterministic_torch(on: bool) -> Iterator[None]:
     """Inside, torch refuses operations whose result may differ from run to run."""
