@@ -12,7 +12,7 @@ import torch
 
 import hongtu
 from experiments.recipes import __main__ as recipes
-from experiments.recipes import models
+from experiments.recipes import generated, models
 from experiments.recipes.table import GRAPHS, RECIPES
 from hongtu.model.wiring import as_modules
 from tests import problems
@@ -52,6 +52,21 @@ def test_what_there_is_and_what_is_missing(tmp_path, monkeypatch, capsys):
     assert 'loss = "experiments.recipes.models:of_hidden"' in capsys.readouterr().out
     assert run(monkeypatch, "arxiv-gcn", "--data", tmp_path) == 2
     assert "ogbn_arxiv: not in" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["mesh", "hgt", "sage"])
+def test_generated_graphs(model, tmp_path):
+    """Both sides lose the same, and hongtu's bytes are those of its plan."""
+    sizes = {"scale": 4e-4, "hidden": 8, "steps": 3, "features": 6, "chunks": 6, "epochs": 2}
+    options = SimpleNamespace(model=model, work=tmp_path, budget=None, **sizes)
+    generated.prepare(options)
+    whole, plain = generated.ours(options), generated.plain(options)
+    options.budget = "90%"
+    within = generated.ours(options)
+    for side in (whole, within):
+        assert side["losses"][0] == pytest.approx(plain["losses"][0], rel=1e-4)
+    assert within["counted"] == within["predicted"] and within["device"] < whole["device"]
 
 
 def test_normalized_attention_is_that_of_dense_matrices():
