@@ -22,6 +22,7 @@ import torch
 from hongtu.bench.profile import disk as rate
 from hongtu.engine import blocks, disk, reads, uncached
 from hongtu.engine.executor import Executor
+from hongtu.engine.host_store import HostStore
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages, in_large_pages
 from hongtu.metrics import Traffic
@@ -61,6 +62,9 @@ def drops(tmp_path):
             pytest.skip("this file system keeps the pages of its files in memory")
 
 
+NOTHING = SimpleNamespace(whole=SimpleNamespace(features=None))  # an artifact without features
+
+
 @pytest.fixture(params=["around the cache", "through it"])
 def way(request, monkeypatch):
     if request.param == "through it":
@@ -69,10 +73,10 @@ def way(request, monkeypatch):
 
 
 def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
-    made, rows = disk.Disk(str(tmp_path), DiskLayout(1 << 23), Traffic(), None, None), torch.ones(64, 64)
+    made, rows = disk.Disk(str(tmp_path), DiskLayout(1 << 23), Traffic(), None, NOTHING), torch.ones(64, 64)
     for move in (made._write, made._read):
         for begin in range(0, made.nbytes, rows.nbytes):
-            move(begin, rows)
+            move(begin, rows, rows.dtype)
             ahead = 1 << 22  # what the system may have read beyond: far less than all
             assert cached_bytes(made._file.fileno(), made.nbytes) <= uncached.CACHED + ahead
     made.close()
@@ -167,7 +171,8 @@ def test_rows_come_to_where_they_are_used(header, tmp_path, monkeypatch):
 
 def test_the_disk_has_no_threads_of_torch(tmp_path):
     """OpenMP would have more of them than there are processors, and let all sleep wherever one waits."""
-    made, rows, seen = disk.Disk(str(tmp_path), DiskLayout(1 << 20), Traffic(), None, None), torch.ones(4096, 64), []
+    rows, seen, host = torch.ones(4096, 64), [], HostStore(4096, torch.float32)
+    made = disk.Disk(str(tmp_path), DiskLayout(1 << 20), Traffic(), host, NOTHING)
     device = SimpleNamespace(beside=lambda name, number: rows)
     chunk = SimpleNamespace(i=0, first=0, end=4096, own_number=0, set=0, device=device)
     kept = Kept(np.array([0]), np.array([0]))
@@ -302,11 +307,11 @@ import os, signal, sys
 from pathlib import Path
 from tests.engine.test_disk import disk, make
 write, left = disk.Disk._write, [20]
-def killed(self, begin, rows):
+def killed(self, begin, rows, kind):
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
-    write(self, begin, rows)
+    write(self, begin, rows, kind)
 disk.Disk._write = killed
 make(Path(sys.argv[1])).train_epoch()
 """

@@ -179,9 +179,8 @@ def spill(plan: PlannedMemory, name: str, rows: Selection) -> Copy:
 
 def _ends(plan: PlannedMemory, name: str, rows: Selection, through: Selection = DESTINATIONS) -> tuple[Ref, Ref]:
     """Rows on the disk, and where the host has them on their way."""
-    dtype = plan.host_dtype(name)
-    there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=dtype)
-    return there, Ref(tensor=name, where="window", rows=through, dtype=dtype)
+    there = Ref(tensor=name, where="disk", rows=rows, kept=plan.kept[name], dtype=plan.disk_dtype(name))
+    return there, Ref(tensor=name, where="window", rows=through, dtype=plan.host_dtype(name))
 
 
 def posts(plan: PlannedMemory, p: Pass) -> Iterator[moves.Post]:
