@@ -2,6 +2,10 @@
 
     python -m experiments.larger_than_memory --work DIR [--vertices 30000000] [--edges 400000000] [--features 128]
         [--models gcn sage] [--host-memory 6GiB] [--device-memory 512MiB] [--out FILE.jsonl]
+    python -m experiments.larger_than_memory --work DIR --form papers --vertices 11000000 --edges 160000000
+        --memory 3GiB --models sage --hidden 256 --layers 3 --device-memory 1GiB --dtypes float32 bfloat16
+
+The second one is a tenth of ogbn-papers100M in OGB's own files, once in each of the dtypes of rows and their gradients.
 
 The graph is generated and preprocessed where DIR has no artifact of its name, and removed once the artifact is there.
 Every model trains in a process of its own, at which another one looks: ``peak`` is the most that it took at a time of
@@ -19,6 +23,7 @@ import subprocess
 import threading
 import time
 from dataclasses import asdict, replace
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,6 +32,7 @@ import numpy as np
 import torch
 
 import hongtu
+from experiments.papers_form import write_papers
 from experiments.preprocess_rates import command
 from hongtu.bench.profile.disk import disk_rate
 from hongtu.bench.records import append, machine, read
@@ -54,37 +60,44 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--form", choices=("communities", "papers"), default="communities")
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
+    parser.add_argument("--memory", help="of preprocessing; not set: as --host-memory")
     parser.add_argument("--host-memory", default="6GiB")
     parser.add_argument("--device-memory", default="512MiB")
     parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     about = machine("larger_than_memory") | prepare(options) | disk_of(options.work)
     about |= {"host_memory": options.host_memory, "device_memory": options.device_memory}
-    for model in options.models:
-        row = about | watched(options, model, about)
+    for model, dtype in product(options.models, options.dtypes):
+        row = about | {"dtype": dtype} | watched(options, model, dtype, about)
         append(options.out, row)
         peaks = ", ".join(f"{phase} {peak / 2**30:.2f} GiB" for phase, peak in row["peak"].items())
         moved = (row[key]["epoch"] / 2**30 for key in ("disk_bytes", "predicted_disk_bytes"))
-        text = "{}: {} s an epoch, {:.1f} GiB on the disk link (predicted {:.1f}); peaks: {}"
-        print(text.format(model, row["seconds"], *moved, peaks), flush=True)
+        text = "{}, {}: {} s an epoch, {:.3f} GiB on the disk link (predicted {:.3f}); peaks: {}"
+        print(text.format(model, dtype, row["seconds"], *moved, peaks), flush=True)
 
 
 def prepare(options: argparse.Namespace) -> dict[str, Any]:
     """Make the artifact where it is not there; returns what it is, and how it was made."""
-    name = f"{options.vertices}-{options.edges}-{options.features}"
+    name = f"{options.vertices}-{options.edges}-{options.features}" + f"-{options.form}" * (options.form == "papers")
     work, graph = options.work / name, options.work / name / "graph"
     if not (work / "artifact").exists():
         work.mkdir(parents=True, exist_ok=True)
-        communities(graph, options.vertices, options.edges, options.features)
+        sizes = options.vertices, options.edges, options.features
+        if options.form == "papers":
+            write_papers(graph.with_suffix(".new"), *sizes).rename(graph)
+        else:
+            communities(graph, *sizes)
         flags = ["--partitions", "1", "--chunks", str(options.chunks), "--order", options.order]
-        flags += ["--memory", options.host_memory]
+        flags += ["--memory", options.memory or options.host_memory]
         append(work / "preprocess.jsonl", command(graph, work, flags))
         shutil.rmtree(graph)
     (made,) = read(work / "preprocess.jsonl")
     options.artifact = work / "artifact"
     found = hongtu.open_artifact(options.artifact)
     sizes = {"vertices": found.num_vertices, "edges": found.num_edges, "features": found.feature_width}
-    return {"graph": "communities", **sizes, "chunks": found.topology.chunks, "preprocess": made}
+    return {"graph": options.form, **sizes, "chunks": found.topology.chunks, "preprocess": made}
 
 
 def communities(path: Path, vertices: int, edges: int, width: int, seed: int = 1) -> None:
@@ -125,11 +138,11 @@ def disk_of(directory: Path) -> dict[str, Any]:
     return {"disk": " ".join(where), "disk_link": round(disk_rate(directory))}
 
 
-def watched(options: argparse.Namespace, model: str, disk: dict[str, Any]) -> dict[str, Any]:
+def watched(options: argparse.Namespace, model: str, dtype: str, disk: dict[str, Any]) -> dict[str, Any]:
     """Train in a process of its own, with the peak of every phase of it."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=train, args=(there, vars(options), model, disk))
+    process = context.Process(target=train, args=(there, vars(options), model, dtype, disk))
     process.start()
     there.close()
     watch = Watch(process.pid or 0, options.artifact, options.work)
@@ -204,7 +217,7 @@ class Watch:
         return None
 
 
-def train(there: Any, options: dict[str, Any], model: str, disk: dict[str, Any]) -> None:
+def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
     """In the other process: says with which phase it begins, and what it found in the one before."""
     artifact, epochs, work = hongtu.open_artifact(options["artifact"]), [], str(options["work"])
     torch.manual_seed(0)
@@ -217,6 +230,8 @@ def train(there: Any, options: dict[str, Any], model: str, disk: dict[str, Any])
         device_memory=options["device_memory"],
         host_memory=options["host_memory"],
         spill=work,
+        host_dtype=dtype,
+        gradient_dtype=dtype,
         on_oom="replan",
     )
     plan, planned = trainer.plan, time.perf_counter() - start
@@ -236,7 +251,8 @@ def train(there: Any, options: dict[str, Any], model: str, disk: dict[str, Any])
         there.send(("epochs", {"setup_seconds": round(trainer.setup.seconds, 1)}))
     counted = {"setup": trainer.setup.bytes["disk"], "epoch": epochs[-1].bytes["disk"]}
     facts = {
-        "disk_bytes": counted, "seconds": [round(record.seconds, 1) for record in epochs],
+        "disk_bytes": counted, "link_bytes": dict(epochs[-1].bytes),
+        "seconds": [round(record.seconds, 1) for record in epochs],
         "counted_is_predicted": counted == predicted and epochs[-1].bytes == plan.bytes,
         "losses": [record.loss for record in epochs], "counted_bytes": epochs[-1].peak_bytes,
         "pass_seconds": {name: round(taken, 1) for name, taken in epochs[-1].pass_seconds.items()},

@@ -195,6 +195,7 @@ def make_trainer(config: TrainConfig, classes: int | None = None) -> Trainer:
         device_memory=config.device_memory,
         host_memory=config.host_memory,
         host_dtype=config.host_dtype,
+        gradient_dtype=config.gradient_dtype,
         spill=config.spill,
         strategy=config.strategy,
         seed=config.seed,

@@ -110,14 +110,14 @@ def _plan(config: ModelConfig, artifact: Artifact, **limits: Any) -> ExecutionPl
     from hongtu.train.planning import plan_model
 
     beside: dict[str, Any] = {"strategy": config.strategy, "spill": config.spill is not None}
-    beside |= {"host_dtype": config.host_dtype} | limits
+    beside |= {"host_dtype": config.host_dtype, "gradient_dtype": config.gradient_dtype} | limits
     return plan_model(artifact, make_layers(config, artifact), loss=DEFAULT[artifact.task], **beside)
 
 
 def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
     from hongtu.train.settings import budget_bytes
 
-    whole = {"spill": False, "host_dtype": None}  # what no limit would take
+    whole = {"spill": False, "host_dtype": None, "gradient_dtype": None}  # what no limit would take
     return budget_bytes(
         config.device_memory, lambda limit: _plan(config, artifact, device_memory=limit, hardware=hardware, **whole)
     )
@@ -131,10 +131,6 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
-    if config.host_dtype != "float32":
-        raise InputError("--host-dtype: ranks send each other rows in float32; leave it, or --ranks, out")
-    if config.spill is not None:
-        raise InputError("--spill: one process lays rows on a disk; leave it, or --ranks, out")
     for option in ("explain", "plot", "listing", "check"):
         if getattr(options, option) not in (None, False):
             raise InputError(f"--{option}: shows one process's plan; leave --ranks out")
@@ -142,7 +138,8 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
     plans = plan_ranks(
         artifact, make_layers(config, artifact), options.ranks, config.dependencies, loss=DEFAULT[artifact.task],
         device_memory=budget, strategy=config.strategy, hardware=hardware, topology=config.topology,
-        host_memory=config.host_memory,
+        host_memory=config.host_memory, spill=config.spill is not None, host_dtype=config.host_dtype,
+        gradient_dtype=config.gradient_dtype,
     )  # fmt: skip
     result = describe_ranks(config, plans, budget, hardware)
     print(json.dumps(result) if options.json else rank_tables(result))
@@ -167,6 +164,7 @@ def describe_ranks(
             "setup_bytes": plan.setup_traffic.bytes,
             "arena_bytes": plan.arena_bytes,
             "peak_bytes": plan.peak_bytes,
+            "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
             "seconds": seconds.to_dict(),
             "seconds_per_epoch": seconds.total,
         })  # fmt: skip
@@ -182,6 +180,7 @@ def describe_ranks(
         "hardware": hardware.name,
         "device_memory": budget,
         "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
+        **_dtypes(plans[0][1]),
         "ranks": ranks,
         "seconds_per_epoch": max(rank["seconds_per_epoch"] for rank in ranks),
     }
@@ -190,6 +189,10 @@ def describe_ranks(
 def _computes_beyond(share: Share, layer: int) -> bool:
     """Whether a rank computes of some vertices again what this layer exchanges, or a later one."""
     return bool(((share.stages > layer) & ~share.owned).any())
+
+
+def _dtypes(plan: ExecutionPlan) -> dict[str, str]:
+    return {name: getattr(plan.shape, name) or "float32" for name in ("host_dtype", "gradient_dtype")}
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:
@@ -216,7 +219,7 @@ def describe(
         "hardware": hardware.name,
         "device_memory": budget,
         "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
-        "host_dtype": plan.shape.host_dtype or "float32",
+        **_dtypes(plan),
         "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
         "vertices": artifact.num_vertices,
         "partitions": artifact.topology.partitions,

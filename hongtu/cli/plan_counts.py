@@ -150,6 +150,7 @@ def describe_counts(
         plan: plans the model on an artifact, with ``hardware``, ``device_memory`` and ``host_memory``.
     """
     from hongtu.plan.cost.seconds import predict_seconds
+    from hongtu.plan.search.host import PROCESS
     from hongtu.preprocess.generate import KINDS
 
     given = hardware.memory_for(partitions) if config.device_memory is None else config.device_memory
@@ -164,14 +165,14 @@ def describe_counts(
             artifact = small_graph(kind, counts, partitions, Path(folder), hubs=hubs)
             times = counts.vertices / artifact.num_vertices
             machine = smaller(hardware, times)
-            found = plan(artifact, hardware=machine, device_memory=None, host_memory=None)
+            found = plan(artifact, hardware=machine, device_memory=None, host_memory=None, spill=False)
             model = found.shape.model_bytes  # on every device, whatever the graph
             room = None if budget is None else model + max(0, int((budget - model) / times))
             most = 2 * max(found.device_bytes.values())  # with what layers take
             fits = share is None and (room is None or most <= room)
             try:
                 if not fits or host is not None:
-                    held = None if host is None else int(host / times)
+                    held = None if host is None else PROCESS + max(0, int((host - PROCESS) / times))
                     found = plan(artifact, hardware=machine, device_memory=share or room, host_memory=held)
             except BudgetError as error:
                 if hubs:

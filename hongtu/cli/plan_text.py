@@ -46,16 +46,18 @@ def rank_tables(result: dict[str, Any]) -> str:
     where = "nothing is fetched" if first is None else f"what layers exchange is fetched from layer {first} on"
     where += ", or computed again, vertex by vertex" if result["by_vertex"] else ""
     where += f", in {result['rounds']} rounds by way of ranks that read it, too" if result["rounds"] > 1 else ""
-    header = ("rank", "rows held", "own", "replicas", "halo", "fetched", "sent", "device peak", "host peak", "seconds")
-    rows: list[tuple[str, ...]] = [header]
+    below = [memory for memory in BELOW if any(memory in rank["peak_bytes"] for rank in result["ranks"])]
+    header = ("rank", "rows held", "own", "replicas", "halo", "fetched", "sent", "device peak", "host peak")
+    rows: list[tuple[str, ...]] = [(*header, *below, "seconds")]
     for number, rank in enumerate(result["ranks"]):
         peaks = rank["peak_bytes"]
         rows.append((
             f"{number}",
             *(f"{rank[name]:,}" for name in ("held", "own", "replicas", "halo")),
             *(size(rank["bytes"][link]) for link in ("fetch", "send")),
-            size(max(peak for name, peak in peaks.items() if not name.endswith("host"))),
+            size(max(peak for name, peak in peaks.items() if name.startswith("device"))),
             size(sum(peak for name, peak in peaks.items() if name.endswith("host"))),
+            *(size(peaks.get(memory, 0)) for memory in below),
             f"{rank['seconds_per_epoch']:.2g}",
         ))  # fmt: skip
     return "\n".join([
@@ -63,6 +65,7 @@ def rank_tables(result: dict[str, Any]) -> str:
         f"{result['strategy']}; dependencies {result['dependencies']}: {where}",
         "",
         *_columns(rows),
+        *_narrow(result),
         "",
         f"  {seconds:.2g} s per epoch predicted on {result['hardware']}, those of the slowest rank",
     ])  # fmt: skip
@@ -75,7 +78,7 @@ def counts_table(result: dict[str, Any], model: dict[str, Any]) -> str:
     limit = budget if isinstance(budget, str) else "no limit" if budget is None else size(budget)
     rows: list[tuple[str, ...]] = [("if it is like graphs of", *kinds)]
     rows.append(("replication factor", *(f"{kind['replication_factor']:.1f}" for kind in kinds.values())))
-    for name in next(iter(kinds.values()))["peak_bytes"]:
+    for name in dict.fromkeys(name for kind in kinds.values() for name in kind["peak_bytes"]):
         rows.append((f"{name}, peak", *(size(kind["peak_bytes"].get(name, 0)) for kind in kinds.values())))
     if not all(kind["hubs"] for kind in kinds.values()):
         rows.append(("hubs' in-edges", *("as they are" if kind["hubs"] else "spread" for kind in kinds.values())))
@@ -261,13 +264,21 @@ def _memory_table(result: dict[str, Any]) -> list[str]:
         limit = size(budget) if budget is not None and name.startswith("device") else ""
         rows.append((name, size(planned), size(result["peak_bytes"][name]), limit))
     lines = _columns(rows)
-    if result["host_dtype"] != "float32":
-        lines.append(f"  (the host keeps features and what layers give forward in {result['host_dtype']}: not exact)")
+    lines += _narrow(result)
     if host is not None:
         lines.append(f"  (what the host keeps, within its limit of {size(host)}; on the disk: {_spilled(result)})")
     if budget is None:
         lines.append("  (without a limit the layers' own tensors are not bounded and come on top)")
     return lines
+
+
+def _narrow(result: dict[str, Any]) -> list[str]:
+    kept = {"host_dtype": "features and what layers give forward", "gradient_dtype": "gradients of what layers give"}
+    return [
+        f"  (the host keeps {what} in {result[name]}: not exact)"
+        for name, what in kept.items()
+        if result[name] != "float32"
+    ]
 
 
 def _spilled(result: dict[str, Any]) -> str:

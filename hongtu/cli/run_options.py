@@ -48,7 +48,8 @@ def read_options(file: Path) -> dict[str, Any]:
         raise InputError(f"{file.parent}: holds no run (no {OPTIONS}); start it with `hongtu train --run`")
     try:
         found = read_run_file(file, TrainConfig)
-        found = {"host_dtype": TrainConfig.host_dtype} | found  # which older runs have not
+        newer = ("host_dtype", "gradient_dtype")  # than some runs
+        found = {name: getattr(TrainConfig, name) for name in newer} | found
         missing = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in found]
         if missing:
             raise InputError(f"{missing[0]} is missing")

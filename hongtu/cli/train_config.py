@@ -33,6 +33,7 @@ class ModelConfig:
             25%; not set: no limit (`plan`: what the hardware has, less a margin)
         host_dtype: bf16: the host keeps features and what layers give forward in bfloat16, and links to devices carry
             that: half the bytes, not exact
+        gradient_dtype: bf16: the same of gradients of what layers give
         host_memory: bytes of all that the run keeps on the host, like 8GiB; not set: what there is
         spill: directory for vertex rows that --host-memory cannot hold; `plan` only says what would lie there
         strategy: full: every saving; paper: what the HongTu paper does; p2p: that without reuse between batches; none:
@@ -54,6 +55,7 @@ class ModelConfig:
     heads: int = 1
     device_memory: str | None = None
     host_dtype: Literal["float32", "bfloat16", "bf16"] = "float32"
+    gradient_dtype: Literal["float32", "bfloat16", "bf16"] = "float32"
     host_memory: str | None = None
     spill: str | None = None
     strategy: Literal["full", "paper", "p2p", "none"] = "full"

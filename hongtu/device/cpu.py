@@ -149,9 +149,9 @@ class CpuDevice(Device):
     ) -> None:  # fmt: skip
         assert rows.shape == (host.shape if index is None else (len(index), host.shape[1])), rows.shape
         start = perf_counter()
-        if rows.dtype != host.dtype:
-            assert stores is True, "values have one writer"
-            host.copy_(rows) if index is None else self._copy_rows(rows, torch.arange(len(rows)), host, index)
+        if rows.dtype != host.dtype and not (stores is True and index is None):
+            each = torch.arange(len(rows))
+            _put_rounded(rows, each, host, each if index is None else index, stores)
         elif isinstance(stores, np.ndarray):
             every = np.arange(len(rows), dtype=np.int32)
             self.kernels.put_rows(rows, every, host, every if index is None else index.numpy(), stores)
@@ -168,9 +168,25 @@ class CpuDevice(Device):
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
-        start = perf_counter()
-        self.kernels.put_rows(cache, slots.numpy(), host, rows, stores)
-        self._count("flush", cache, slots, start)
+        start, narrow = perf_counter(), host.dtype != cache.dtype
+        if narrow:
+            _put_rounded(cache, slots, host, torch.from_numpy(rows), stores)
+        else:
+            self.kernels.put_rows(cache, slots.numpy(), host, rows, stores)
+        self._count("flush", host if narrow else cache, slots, start)
+
+
+def _put_rounded(src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor, stores: Stores) -> None:
+    """``dst[dst_index] = src[src_index]``, or ``+=`` where ``stores`` (of each, bool [K], or of all) does not say so,
+    in rows of fewer digits: sums are taken in those of ``src`` and rounded when they are kept."""
+    step = max(1, CAST // max(src.shape[1], 1))
+    flags = torch.from_numpy(stores) if isinstance(stores, np.ndarray) else torch.full((len(dst_index),), stores)
+    parts = (index.split(step) for index in (src_index, dst_index.long(), flags))
+    for here, there, stored in zip(*parts, strict=True):
+        rows = src.index_select(0, here)
+        if not stored.all():
+            rows += torch.where(stored[:, None], 0, dst.index_select(0, there).to(src.dtype))
+        dst.index_copy_(0, there, rows.to(dst.dtype))
 
 
 def _crossing(rows: Tensor, other: Tensor) -> int:

@@ -6,7 +6,7 @@ empties it. All is work of the stream ``disk``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -19,6 +19,7 @@ from hongtu.device.memory import as_numpy
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.stores import STORES, File, Store
+from hongtu.graph.artifact import Artifact
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout, Kept
@@ -36,28 +37,29 @@ class Disk:
         layout: of all that they will hold.
         traffic: counter that every copy adds to.
         host: rows that are in memory.
-        features: of the artifact, where they stay in their file.
+        artifact: whose features stay in their file.
 
     Raises:
         OutputError: when a file cannot be made.
     """
 
     def __init__(
-        self, directory: str, layout: DiskLayout, traffic: Traffic, host: HostStore, features: np.ndarray | None
+        self, directory: str, layout: DiskLayout, traffic: Traffic, host: HostStore, artifact: Artifact
     ) -> None:
-        self._traffic, self._host = traffic, host
+        self._traffic, self._host, self._artifact = traffic, host, artifact
         self._stores = {memory: STORES[memory](directory, n, layout.ends) for memory, n in layout.nbytes.items()}
-        self._artifact: File | None = None
+        self._given: File | None = None
+        features = artifact.whole.features
         if isinstance(features, np.memmap):
             path, self._offset = str(features.filename), features.offset
-            self._artifact = File(open(path, "rb", buffering=0), path)  # noqa: SIM115 - as long as the engine
+            self._given = File(open(path, "rb", buffering=0), path)  # noqa: SIM115 - as long as the engine
 
     def close(self) -> None:
         """Free their space."""
         for store in self._stores.values():
             store.close()
-        if self._artifact is not None:
-            self._artifact.close()
+        if self._given is not None:
+            self._given.close()
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -72,34 +74,36 @@ class Disk:
             self._recall_given(there, chunk)
             return
         assert isinstance(there.rows, Summed)
-        into, (first, end) = _staging(there, chunk), _span(there, chunk)
-        where = chunk.i, chunk.own_number, first, end, _row_bytes(into)
+        into, kind, (first, end) = _staging(there, chunk), self._kind(there), _span(there, chunk)
+        where = chunk.i, chunk.own_number, first, end, _row_bytes(into, kind)
         pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
         if there.rows.straight:
-            self._read_chunk(self._stores[there.where], next(pieces).begin, there, chunk)
+            begin = next(pieces).begin
+            if kind == into.dtype:
+                self._read_chunk(self._stores[there.where], begin, there, chunk)
+            else:
+                self._read(there, begin, into)
             return
         as_numpy(into).fill(0)
         for piece in pieces:
             rows = chunk.device.beside(f"parts {there.tensor}", 0)[: piece.rows]
-            self._read(there.where, piece.begin, rows)
+            self._read(there, piece.begin, rows)
             taken = as_numpy(rows) if piece.take is None else as_numpy(rows)[piece.take]
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
             put_rows_alone(taken, as_numpy(into), piece.row - np.int32(first), flags)
 
     def _recall_given(self, there: Ref, chunk: Chunk) -> None:
         """Those of a tensor that the artifact has, in float32."""
-        assert self._artifact is not None
+        assert self._given is not None
         start, into = perf_counter(), _staging(there, chunk)
-        row = into.shape[1] * torch.float32.itemsize
-        begin = self._offset + chunk.first * row
-        if into.dtype == torch.float32:
-            self._read_chunk(self._artifact, begin, there, chunk)
+        row, spans = _row_bytes(into, torch.float32), self._artifact.spans(chunk.first, chunk.end)
+        if into.dtype == torch.float32 and len(spans) == 1:
+            self._read_chunk(self._given, self._offset + spans[0][0] * row, there, chunk)
             return
-        for part in into.split(max(1, CAST // max(row, 1))):
-            rows = np.empty(part.shape, np.float32)
-            self._artifact.read(begin, rows.reshape(-1).view(np.uint8))
-            part.copy_(torch.from_numpy(rows))
-            begin += rows.nbytes
+        chunk.device.fill_beside(f"disk {there.tensor}", chunk.set, lambda room: 0)  # they come to where it begins
+        into = _staging(there, chunk)
+        for (first, _), rows in zip(spans, into.split([end - first for first, end in spans]), strict=True):
+            _read_as(torch.float32, self._given, self._offset + first * row, rows)
         self._count(there.where, len(into) * row, start)
 
     def recall_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
@@ -113,42 +117,51 @@ class Disk:
             places = there.kept.places(np.sort(picks.column("row", i, batch)))
             np.take(as_numpy(self._host[there.tensor]), places, axis=0, out=as_numpy(into)[:here], mode="clip")
         rows = into[here : here + lies.stop - lies.start]
-        self._read(there.where, region.begin[i] + lies.start * _row_bytes(into), rows)
+        self._read(there, region.begin[i] + lies.start * _row_bytes(into, self._kind(there)), rows)
 
     def spill(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
-        rows, first = _staging(there, chunk), _span(there, chunk)[0]
+        rows, first, kind = _staging(there, chunk), _span(there, chunk)[0], self._kind(there)
         assert isinstance(there.rows, Laid)
-        self._put(there.where, rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows)))
+        self._put(there, rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows, kind)))
 
     def spill_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch flushes, from set ``number`` of staging memory, to each chunk's place."""
-        rows = device.beside(f"bucket {there.tensor}", number)
+        rows, kind = device.beside(f"bucket {there.tensor}", number), self._kind(there)
         assert isinstance(there.rows, Bucket)
-        self._put(there.where, rows, there.rows.places(i, batch, _row_bytes(rows)))
+        self._put(there, rows, there.rows.places(i, batch, _row_bytes(rows, kind)))
 
     # ------------------------------------------------------------------------------------------------------ the rows
 
-    def _put(self, memory: str, rows: Tensor, places: Iterable[Target]) -> None:
+    def _kind(self, there: Ref) -> torch.dtype:
+        """What the memory has the rows of a tensor in."""
+        return self._host.torch_dtype(there.dtype)
+
+    def _put(self, there: Ref, rows: Tensor, places: Iterable[Target]) -> None:
         for begin, which in places:
-            taken = rows[which] if isinstance(which, slice) else torch.from_numpy(as_numpy(rows).take(which, axis=0))
-            self._write(memory, begin, taken)
+            if isinstance(which, np.ndarray):
+                self._write(there, begin, torch.from_numpy(as_numpy(rows).take(which, axis=0)).view(rows.dtype))
+            else:
+                self._write(there, begin, rows[which])
 
-    def _write(self, memory: str, begin: int, rows: Tensor) -> None:
-        start, data = perf_counter(), _bytes_of(rows)
-        self._stores[memory].write(begin, data)
-        self._count(memory, len(data), start)
+    def _write(self, there: Ref, begin: int, rows: Tensor) -> None:
+        start, kind = perf_counter(), self._kind(there)
+        row = _row_bytes(rows, kind)
+        for part in _in_parts(rows, kind):
+            self._stores[there.where].write(begin, _bytes_of(part.to(kind)))
+            begin += len(part) * row
+        self._count(there.where, len(rows) * row, start)
 
-    def _read(self, memory: str, begin: int, rows: Tensor) -> None:
-        start, data = perf_counter(), _bytes_of(rows)
-        self._stores[memory].read(begin, data)
-        self._count(memory, len(data), start)
+    def _read(self, there: Ref, begin: int, rows: Tensor) -> None:
+        start, kind = perf_counter(), self._kind(there)
+        _read_as(kind, self._stores[there.where], begin, rows)
+        self._count(there.where, len(rows) * _row_bytes(rows, kind), start)
 
     def _read_chunk(self, store: Store | File, begin: int, there: Ref, chunk: Chunk) -> None:
         """The chunk's rows, as they lie from a byte on; its staging memory begins where they come to."""
         start, rows = perf_counter(), _staging(there, chunk)  # perhaps not all, where they began in it before
         first, end = _span(there, chunk)
-        nbytes = (end - first) * _row_bytes(rows)
+        nbytes = (end - first) * _row_bytes(rows, rows.dtype)
         if chunk.device.queues:  # copies of what is at the beginning
             store.read(begin, _bytes_of(rows))
         else:
@@ -183,8 +196,24 @@ def _span(there: Ref, chunk: Chunk) -> tuple[int, int]:
     return int(there.kept.at(chunk.first)), int(there.kept.at(chunk.end))
 
 
-def _row_bytes(rows: Tensor) -> int:
-    return rows.shape[1] * rows.itemsize
+def _row_bytes(rows: Tensor, kind: torch.dtype) -> int:
+    """Of one of them below the host."""
+    return rows.shape[1] * kind.itemsize
+
+
+def _in_parts(rows: Tensor, kind: torch.dtype) -> Sequence[Tensor]:
+    """All, or so few at a time that they are cast beside."""
+    return (rows,) if rows.dtype == kind else rows.split(max(1, CAST // max(rows.shape[1] * 4, 1)))
+
+
+def _read_as(kind: torch.dtype, store: Store | File, begin: int, into: Tensor) -> None:
+    """Consecutive rows, which lie there in other numbers or in these."""
+    for part in _in_parts(into, kind):
+        rows = part if part.dtype == kind else torch.empty(part.shape, dtype=kind)
+        store.read(begin, _bytes_of(rows))
+        begin += rows.nbytes
+        if rows is not part:
+            part.copy_(rows)
 
 
 def _bytes_of(rows: Tensor) -> np.ndarray:

@@ -16,6 +16,7 @@ from hongtu.engine.executor import Executor, Spot
 from hongtu.engine.host_rows import make_host
 from hongtu.engine.instructions import Means
 from hongtu.engine.messages import Messages
+from hongtu.engine.outputs import Outputs
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
 from hongtu.host import KEPT, KEPT_BESIDE_DISK, check_disk, check_host, drop_pages, reuse_freed_memory
@@ -43,6 +44,7 @@ class Engine:
     Attributes:
         host: vertex tensors in new order.
         replicas: the model on every GPU.
+        outputs: of all ranks, or None where no loss looks at others'.
         setup: record of what ran once before the first epoch, or None before it.
         peaks: highest bytes per memory so far.
 
@@ -80,16 +82,19 @@ class Engine:
         self.host = make_host(artifact, plan, loss, embedding, dtype, backend.pinned)
         self.program = plan.program
         messages = None
-        if plan.crossings.numbers is not None:
+        if plan.crossings.nbytes is not None:
             messages = Messages(self.host, self._traffic, ranks, plan)
+        self.outputs = None
+        if isinstance(loss, EdgeLoss) and artifact.bounds is not None:
+            self.outputs = Outputs(artifact, plan.shape.output, self.host, self._traffic, ranks)
         self._disk, most = None, 0
         if plan.spilled:
             most = between_batches(plan, has_devices=backend.on_host)
-            self._disk = Disk(str(spill), plan.disk, self._traffic, self.host, artifact.features)
+            self._disk = Disk(str(spill), plan.disk, self._traffic, self.host, artifact)
         means = Means(
             networks=self.replicas.of, host=self.host, devices=self._devices, loss=loss,
             num_graph_edges=artifact.num_edges, num_graph_vertices=artifact.whole.num_vertices,
-            own_end=artifact.own_end, ranks=ranks, messages=messages, disk=self._disk, most=most,
+            own_end=artifact.own_end, ranks=ranks, messages=messages, outputs=self.outputs, disk=self._disk, most=most,
             recorder=None if self.program.eager else backend.recorder(self._devices),
         )  # fmt: skip
         self._executor = Executor(self.program, means)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hongtu.device.memory import as_numpy
 from hongtu.device.pool import Make, Pool
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host import available_bytes
@@ -71,7 +72,7 @@ class HostStore:
         count = count if count is not None else self.num_vertices if kept is None else kept.rows
         rows = self._keep(name, self._pool.take((count, columns), dtype or self.dtype), kept)
         if isinstance(zero, np.ndarray):
-            zero_rows(rows.numpy(), zero if kept is None else kept.places(zero))
+            zero_rows(as_numpy(rows), zero if kept is None else kept.places(zero))
         elif zero:
             rows.zero_()
 

@@ -23,6 +23,7 @@ from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.messages import Messages
+from hongtu.engine.outputs import Outputs
 from hongtu.model.network import Network
 from hongtu.nn.whole_graph import Moments, WholeGraphNorm
 from hongtu.plan.program import moves
@@ -47,6 +48,7 @@ class Means:
         own_end: int64 [m], the row behind the last of every partition that is this rank's own; None: all rows are.
         ranks: who runs the other shares.
         messages: between ranks, or None where the program has none.
+        outputs: of all ranks, or None where no loss looks at others'.
         disk: has the rows that the host does not hold, or None where the program spills none.
         most: bytes of anonymous memory that the process may have between two batches then.
         recorder: captures passes that repeat, or None.
@@ -61,6 +63,7 @@ class Means:
     own_end: np.ndarray | None = None
     ranks: Together = field(default_factory=Alone)
     messages: Messages | None = None
+    outputs: Outputs | None = None
     disk: Disk | None = None
     most: int = 0
     recorder: Recorder | None = None
@@ -160,9 +163,17 @@ class Instructions:
 
     def loss_over_edges(self, x: moves.Call) -> None:
         """Evaluate the loss over edges on the host: the whole output in, its gradient out."""
-        context = self.networks[0].context
+        context, outputs = self.networks[0].context, self.means.outputs
         output, gradient = self.host[x.settings["output"]], self.host[x.settings["gradient"]]
-        self.partitions[0].loss_value.add_(self.means.loss.backward(output, gradient, context.seed, context.epoch))
+        if outputs is None:
+            loss = self.means.loss.backward(output, gradient, context.seed, context.epoch)
+        else:
+            outputs.gradients.zero_()
+            part = self.ranks.rank, self.ranks.size
+            rows = outputs.fetch(output)
+            loss = self.means.loss.backward(rows, outputs.gradients, context.seed, context.epoch, part)
+            outputs.send(gradient)
+        self.partitions[0].loss_value.add_(loss)
 
     # ------------------------------------------------------------------------------------------------------- streams
 

@@ -96,12 +96,12 @@ class Messages:
         host: whose rows are sent.
         traffic: where they are counted.
         ranks: all of whose processes send and receive in the same order.
-        plan: says how many numbers are on their way at a time, which rows go, and when.
+        plan: says how many bytes are on their way at a time, which rows go, and when.
     """
 
     def __init__(self, host: HostStore, traffic: Traffic, ranks: Together, plan: ExecutionPlan) -> None:
-        self._host, self._traffic, self._ranks, self._width = host, traffic, ranks, plan.passes.width
-        self._memory = torch.empty(plan.crossings.numbers or 0, dtype=host.dtype)
+        self._host, self._traffic, self._ranks, self._row = host, traffic, ranks, plan.host_row
+        self._memory = torch.empty(plan.crossings.nbytes or 0, dtype=torch.uint8)
         host.keep_pageable("messages", self._memory)
         self._ways: dict[Cross | Post, Ways] = {}
         self._going: Going | None = None
@@ -128,7 +128,7 @@ class Messages:
         out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
         theirs = [torch.empty(len(rows), dtype=torch.int32) for rows in into]
         self._ranks.exchange([torch.from_numpy(steps) for steps in x.steps], theirs)
-        least = -(-LEAST // (self._width[x.tensor] * self._host.dtype.itemsize))
+        least = -(-LEAST // self._row(x.tensor))
         ways = Ways(
             [way_by_step(rows, steps, least) for rows, steps in zip(out, x.steps, strict=True)],
             [way_by_step(rows, steps.numpy(), least) for rows, steps in zip(into, theirs, strict=True)],
@@ -159,9 +159,9 @@ class Messages:
     def _begin(self, x: Cross | Post) -> Going:
         """Make room for what comes, and expect it."""
         ways, rows = self._ways[x], self._host[x.tensor]
-        columns = rows.shape[1]
-        sizes = [len(way.rows) * columns for way in (*ways.out, *ways.into)]
-        parts = [part.view(-1, columns) for part in self._memory[: sum(sizes)].split(sizes)]
+        counts = [len(way.rows) for way in (*ways.out, *ways.into)]
+        memory = self._memory[: sum(counts) * self._row(x.tensor)].view(rows.dtype)
+        parts = memory.view(sum(counts), rows.shape[1]).split(counts)
         sent, received = parts[: len(ways.out)], parts[len(ways.out) :]
         messages: list[tuple[int, int, Tensor, Tensor]] = []
         for rank, (way, part) in enumerate(zip(ways.out, sent, strict=True)):

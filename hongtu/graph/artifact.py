@@ -53,9 +53,11 @@ class Artifact:
         stored: the same as the directory has it.
         span: the vertices that belong here, in the numbers of ``whole``.
         halo: the rows that ranks fetch of one another; None where they do not, or where there is one.
+        bounds: int64 [k + 1], the first vertex of every rank, in the numbers of ``whole``, then V; None of one.
     """
 
     halo: Halo | None = None
+    bounds: np.ndarray | None = None
 
     def __init__(self, path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         self.path = path
@@ -103,6 +105,10 @@ class Artifact:
         """Of vertices first to end - 1, where features are dense."""
         assert self._features is not None
         return self._features[first:end]
+
+    def spans(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The first vertex and the one behind the last, in the numbers of ``whole``, of consecutive ones among some."""
+        return [(first, end)]
 
     @property
     def whole(self) -> Artifact:

@@ -9,6 +9,7 @@ Legend: V vertices, B edges of a block, K negatives per edge, Q pairs that are n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class EdgeLoss:
             raise InputError("LinkLoss: its decoder drops at random, by block of pairs; leave dropout to the layers")
         self._given, self._artifact = given, artifact
         self._pairs = LinkPairs(given, artifact)
+        self._trained: list[nn.Parameter] = []  # of the decoder's parameters those that its scores depend on
 
     @property
     def nbytes(self) -> int:
@@ -135,15 +137,20 @@ class EdgeLoss:
 
     def _check_leaves(self, losses: Tensor, rows: Sequence[Tensor]) -> None:
         """That nothing but rows and the decoder's own parameters would be trained."""
-        for leaf in _leaves(losses):
+        leaves = list(_leaves(losses))
+        self._trained = [p for p in self._learned if any(p is leaf for leaf in leaves)]
+        for leaf in leaves:
             if not any(leaf is given for given in (*rows, *self._learned)):
                 raise InputError(
                     f"LinkLoss: its decoder or loss has parameters, one of shape {tuple(leaf.shape)}, which would not "
                     "be trained; pass the torch.nn.Module that has them as decoder, or give them to a layer"
                 )
 
-    def backward(self, out_VC: Tensor, grad_VC: Tensor, seed: int, epoch: int) -> float:
+    def backward(self, out_VC: Tensor, grad_VC: Tensor, seed: int, epoch: int, turn: tuple[int, int] = (0, 1)) -> float:
         """Add the gradient of the loss by the output to ``grad_VC``; both on the host, in new order.
+
+        Args:
+            turn: a rank, and of how many: it takes every so many-th block of pairs, the first the loss beside, too.
 
         Returns:
             the loss.
@@ -151,7 +158,9 @@ class EdgeLoss:
         total, key = 0.0, dropout_key(seed, epoch, 0, 0)
         for parameter in self._learned:
             parameter.grad = None
-        for block in self._pairs.blocks("train"):
+        for parameter in self._trained if turn[1] > 1 else ():  # those of a rank without a block, too
+            parameter.grad = torch.zeros_like(parameter)
+        for block in islice(self._pairs.blocks("train"), turn[0], None, turn[1]):
             ends = [torch.from_numpy(x) for x in self._ends(block, key, epoch)]
             with torch.enable_grad():
                 rows = [out_VC.index_select(0, end).requires_grad_() for end in ends]
@@ -159,7 +168,7 @@ class EdgeLoss:
             for end, part in zip(ends, rows, strict=True):
                 if part.grad is not None:
                     NUMBA.scatter_add_edges(end, part.grad.contiguous(), grad_VC)
-        return total + self._add_beside(out_VC, grad_VC)
+        return total if turn[0] else total + self._add_beside(out_VC, grad_VC)
 
     def _ends(self, block: EdgesOfSplit, key: int, epoch: int) -> list[np.ndarray]:
         """The vertices whose rows a block's losses are made of."""

@@ -44,10 +44,11 @@ def share_of(
     if ranks == 1:
         return artifact
     share = Share(artifact, bounds[rank], bounds[rank + 1], stages)
+    share.bounds = starts = artifact.topology.partition_start[list(bounds)]
     if stages.fetches:
         if ranks > MOST:
             raise InputError(f"{ranks} ranks: at most {MOST} fetch rows of one another; use dependencies 'cache'")
-        share.halo = share.halo_of(rank, artifact.topology.partition_start[list(bounds)], stages, fabric)
+        share.halo = share.halo_of(rank, starts, stages, fabric)
     return share
 
 
@@ -148,6 +149,11 @@ class Share(Artifact):
     def feature_rows(self, first: int, end: int) -> np.ndarray:
         assert self.whole.features is not None
         return np.asarray(self.whole.features)[self.rows[first:end]]
+
+    def spans(self, first: int, end: int) -> list[tuple[int, int]]:
+        rows = self.rows[first:end]
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        return [(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
 
     @property
     def held_bytes(self) -> int:

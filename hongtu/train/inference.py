@@ -22,6 +22,7 @@ from hongtu.model.wiring import Entry, Modules
 from hongtu.nn.layer import Layer
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy
+from hongtu.ranks.together import Alone, Together
 from hongtu.train.outputs import check_rows_file, write_rows
 from hongtu.train.trainer import Trainer
 
@@ -36,8 +37,8 @@ class Inference:
             :class:`hongtu.Trainer` takes them), with trained weights.
         vertices: those whose rows are wanted, named as the input names them: what these do not depend on is not
             computed, where that is much of the graph. None: all.
-        device, device_memory, host_memory, spill, strategy, dtype, host_dtype, hardware: as for a
-            :class:`hongtu.Trainer`.
+        device, device_memory, host_memory, spill, strategy, dtype, host_dtype, hardware, dependencies, topology, ranks:
+            as for a :class:`hongtu.Trainer`.
 
     Attributes:
         model: ModuleList of the layers.
@@ -63,6 +64,9 @@ class Inference:
         dtype: torch.dtype = torch.float32,
         host_dtype: torch.dtype | str | None = None,
         hardware: Hardware | str | None = None,
+        dependencies: str = "cache",
+        topology: str | os.PathLike[str] | None = None,
+        ranks: Together | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if self.artifact.learns_features:
@@ -73,6 +77,7 @@ class Inference:
         self._options: dict[str, Any] = {
             "device": device, "device_memory": device_memory, "host_memory": host_memory, "spill": spill,
             "strategy": strategy, "dtype": dtype, "host_dtype": host_dtype, "hardware": hardware,
+            "dependencies": dependencies, "topology": topology, "ranks": ranks,
         }  # fmt: skip
         self._given = self._chosen = self._numbers(vertices)
         self._trainer = self._planned(_layers_of(model))
@@ -103,7 +108,10 @@ class Inference:
         ids = self.artifact.vertex_ids
         rows = self._trainer.predict(wanted if ids is None else [ids[number] for number in wanted])
         assert isinstance(rows, Tensor)
-        return rows if file is None else write_rows(file, rows, torch.arange(len(rows)), self._trainer.ranks)
+        if file is None:
+            return rows
+        self._trainer.ranks.first(lambda: len(write_rows(file, rows, torch.arange(len(rows)), Alone())))
+        return np.load(file, mmap_mode="r")
 
     def load_weights(self, path: str | os.PathLike[str]) -> None:
         """Take the weights of a snapshot, a run's newest, or safetensors, of the same layers.

@@ -32,6 +32,7 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.model.wiring import resolve
 from hongtu.nn import Layer
 from hongtu.nn.context import RowContext
+from hongtu.plan.passes.definition import OUTPUT
 from hongtu.ranks.likeness import likeness
 from hongtu.ranks.together import Alone, called_by_all
 from hongtu.train.evaluators import Evaluation
@@ -72,7 +73,7 @@ class Inferring(Resumable):
         those of vertices. Beside a loss over vertices those of edges are ``"train links"``, ..."""
         edges = self._loss if isinstance(self._loss, EdgeLoss) else None
         if edges is not None and edges.beside is None:
-            return self._infer(self._runtime, lambda out, ids: self._scores_of_edges(edges, out))
+            return self._infer(self._runtime, lambda out, ids: self._scores_of_edges(edges))
         own = self._share.span
         labels = torch.from_numpy(np.array(self.artifact.labels[own]))
         masks = {split: torch.from_numpy(np.array(mask[own])) for split, mask in self.artifact.masks.items()}
@@ -80,7 +81,7 @@ class Inferring(Resumable):
         def score(out: Tensor, ids: Tensor) -> dict[str, float]:
             found = self._evaluation(out, labels, masks, self.ranks)
             if edges is not None:
-                of_edges = self._scores_of_edges(edges, out)
+                of_edges = self._scores_of_edges(edges)
                 found |= {re.sub("^(train|val|test)", r"\1 links", name): x for name, x in of_edges.items()}
             if self._validation is not None:
                 loss = self._validation.value(out, own.start)
@@ -143,9 +144,10 @@ class Inferring(Resumable):
         """Free the devices' and the host's memory, and the disk; the next epoch or prediction takes them again."""
         self._runtime.close()
 
-    def _scores_of_edges(self, loss: EdgeLoss, out: Tensor) -> dict[str, float]:
-        """By split, of an output [V, C] in new order."""
-        metrics: Any = self._link_scores
+    def _scores_of_edges(self, loss: EdgeLoss) -> dict[str, float]:
+        """By split, of the output that is on the host; every rank finds the same."""
+        engine, metrics = self._runtime.engine, self._link_scores
+        out = engine.host[OUTPUT] if engine.outputs is None else engine.outputs.fetch(engine.host[OUTPUT])
         if isinstance(loss, EdgeTargets):
             own = self._evaluation if loss.beside is None else Evaluation(None, loss.task)
             own.threshold = loss.threshold

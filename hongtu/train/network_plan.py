@@ -85,7 +85,8 @@ class Job:
         """The same with dense features in CSR, where most of them are zeros and the network would multiply the others
         alone: on the CPU, in one process, with room for both."""
         artifact, spec = self.artifact, self.spec
-        limited = spec.limit is not None or spec.spill is not None or spec.host_dtype or spec.ranks.size > 1
+        narrow = spec.host_dtype or spec.gradient_dtype
+        limited = spec.limit is not None or spec.spill is not None or narrow or spec.ranks.size > 1
         if limited or spec.hardware.staged or artifact.features is None or artifact.sparse_features is not None:
             return self
         network.set_transform_first(tuple(layer.may_transform_first for layer in network.layers))
@@ -182,7 +183,8 @@ class _NetworkPlanner:
                     self._artifact, network, self._loss, self._optimizer, self._spec.dtype,
                     checks_rows=not self._traced, clips=self._clips,
                 )  # fmt: skip
-            shape = replace(shape, host_dtype=self._spec.host_dtype, **(self._learned if shape.learned_input else {}))
+            beside = {name: getattr(self._spec, name) for name in ("host_dtype", "gradient_dtype")}
+            shape = replace(shape, **beside, **(self._learned if shape.learned_input else {}))
             self._traced[choices] = shape, network.forms
         shape, network.forms = self._traced[choices]
         return shape

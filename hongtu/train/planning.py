@@ -53,6 +53,7 @@ def plan_model(
     host_memory: int | str | None = None,
     spill: bool = False,
     host_dtype: torch.dtype | str | None = None,
+    gradient_dtype: torch.dtype | str | None = None,
 ) -> ExecutionPlan:
     """The plan of a :class:`hongtu.Trainer` with the same arguments, for a machine of the reader's choice.
 
@@ -70,7 +71,7 @@ def plan_model(
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     unlimited = RunSpec(
         strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, make_rows_optimizer=optimizer,
-        host_dtype=read_host_dtype(host_dtype),
+        host_dtype=read_host_dtype(host_dtype), gradient_dtype=read_host_dtype(gradient_dtype, "gradient_dtype"),
     )  # fmt: skip
     with using(NumbaKernels.of_graph(artifact.size)):
         job = Job(artifact, make_loss(artifact, loss), made, unlimited).with_sparse_rows(network)
@@ -90,6 +91,9 @@ def plan_ranks(
     hardware: Hardware,
     topology: str | os.PathLike[str] | None = None,
     host_memory: int | str | None = None,
+    spill: bool = False,
+    host_dtype: torch.dtype | str | None = None,
+    gradient_dtype: torch.dtype | str | None = None,
 ) -> list[tuple[Artifact, ExecutionPlan]]:
     """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these. Without a
     topology file every rank is on a host of its own.
@@ -100,13 +104,14 @@ def plan_ranks(
     """
     network, optimizer = _prepared(artifact, layers, loss)
     check_ranked(artifact, network, loss, ranks, dependencies)
-    spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware)
+    spec = RunSpec(
+        strategy=get_strategy(strategy), hardware=hardware, host_dtype=read_host_dtype(host_dtype),
+        gradient_dtype=read_host_dtype(gradient_dtype, "gradient_dtype"),
+    )  # fmt: skip
     whole, count = Job(artifact, make_loss(artifact, loss), optimizer, spec), exchanging_layers(network)
     fabric = None if topology is None else load_fabric(topology, ranks, hardware)
     budget = budget_bytes(device_memory, partial(whole.plan, network))
-    limit = host_limit(
-        host_memory, spills=False, has_devices=not hardware.staged, device_memory=device_memory, ranks=ranks
-    )
+    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     bounds = deal(artifact, ranks, lambda: whole.sketch(network), hardware)
 
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:

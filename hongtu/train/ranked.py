@@ -3,7 +3,7 @@ has the rows of others from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from math import inf
 from typing import Any, NamedTuple
@@ -125,14 +125,13 @@ def check_ranked(
         raise InputError(f"dependencies {dependencies!r}: expected {', '.join(map(repr, DEPENDENCIES))}")
     if ranks == 1:
         return
-    if on_oom == "replan" and (dependencies != "cache" or network.norms):
-        what = "statistics over the whole graph" if network.norms else f"dependencies {dependencies!r}"
+    links = link_loss_in(loss) is not None
+    if on_oom == "replan" and (dependencies != "cache" or network.norms or links):
+        meet = "statistics over the whole graph" if network.norms else "a LinkLoss" if links else ""
         raise InputError(
-            f"on_oom 'replan' runs passes of one rank again, and with {what} the others would wait for them; use "
-            "on_oom 'raise'" + (", or dependencies 'cache'" if not network.norms else "")
+            f"on_oom 'replan' runs passes of one rank again, and with {meet or f'dependencies {dependencies!r}'} the "
+            "others would wait for them; use on_oom 'raise'" + ("" if meet else ", or dependencies 'cache'")
         )
-    if link_loss_in(loss) is not None:
-        raise InputError(f"loss: a LinkLoss needs the output of all vertices in one process; {ALONE}")
     if artifact.learns_features and dependencies == "cache":
         raise InputError(
             f"{artifact.path}: its features are learned embeddings, which change, so that no rank can compute from "
@@ -204,12 +203,12 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{name: x for name, x in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def stepped(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What must be the same on every rank in every epoch, by name; nobody may have changed it on some alone."""
     rates = {f"learning rate {k}": float(group["lr"]) for k, group in enumerate(optimizer.param_groups)}
     return rates | {
         f"parameter {name}": f"{'' if p.requires_grad else 'fixed '}numbers of checksum {checksum(p):08x}"
-        for name, p in model.named_parameters()
+        for name, p in named
     }
 
 

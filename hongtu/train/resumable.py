@@ -285,7 +285,7 @@ class Resumable:
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
             "dtype": str(self._spec.dtype),
             "autocast": str(self._network.autocast),
-            **({"host_dtype": self._spec.host_dtype} if self._spec.host_dtype else {}),
+            **{name: x for name in ("host_dtype", "gradient_dtype") if (x := getattr(self._spec, name))},
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
 

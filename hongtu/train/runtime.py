@@ -263,7 +263,7 @@ class Runtime:
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
         free = available_bytes()
-        meets = self._plan.choice.halo is not None or self._network.norms
+        meets = self._plan.choice.halo is not None or self._network.norms or self._plan.shape.edge_loss
         if free is None or (self._ranks.size > 1 and meets):  # other ranks do not run these passes now
             return None
         self._replace_engine(self._plan)  # an error stopped the one in use

@@ -44,17 +44,20 @@ def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> 
         raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
 
 
-def read_host_dtype(given: object) -> str:
+def read_host_dtype(given: object, name: str = "host_dtype") -> str:
     """ "bfloat16", or "" for rows as a run computes with them.
+
+    Args:
+        name: of what was given.
 
     Raises:
         InputError: for anything else.
     """
-    name = str(given).removeprefix("torch.")
-    if given is None or name == "float32":
+    found = str(given).removeprefix("torch.")
+    if given is None or found == "float32":
         return ""
-    if name not in ("bfloat16", "bf16"):
-        raise InputError(f"host_dtype is {given!r}: expected torch.bfloat16, or None for the run's own")
+    if found not in ("bfloat16", "bf16"):
+        raise InputError(f"{name} is {given!r}: expected torch.bfloat16, or None for the run's own")
     return "bfloat16"
 
 
@@ -159,15 +162,12 @@ def host_limit(
     spills: bool,
     has_devices: bool,
     device_memory: int | str | None,
-    ranks: int = 1,
 ) -> HostLimit | None:
-    """What a person's settings say of the host.
+    """What a person's settings say of the host; each of several ranks has all of it for itself.
 
     Raises:
         InputError: for a combination that cannot be kept.
     """
-    if ranks > 1 and spills:
-        raise InputError("spill (--spill): one process lays rows on a disk, and there are several ranks; leave it out")
     if host_memory is None:
         if spills:
             raise InputError("spill: nothing says what fits; give host_memory (--host-memory), too, or leave it out")
@@ -178,7 +178,7 @@ def host_limit(
             "host_memory: the devices' memory is the host's, and without a limit of its own; give device_memory "
             "(--device-memory), too"
         )
-    return HostLimit(memory=memory, spills=spills, has_devices=has_devices, ranks=ranks)
+    return HostLimit(memory=memory, spills=spills, has_devices=has_devices)
 
 
 def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLoss:
@@ -187,7 +187,8 @@ def make_loss(artifact: Artifact, loss: Losses | LinkLoss) -> MeanLoss | EdgeLos
     if over_edges is not None:
         link: Any = over_edges.loss
         kind = EdgeLoss if link.targets is None else EdgeTargets
-        return kind(link, artifact, over_edges.weight, _mean_loss(artifact, others) if others else None)
+        whole = artifact.whole
+        return kind(link, whole, over_edges.weight, _mean_loss(whole, others) if others else None)
     mean = _mean_loss(artifact.whole, others)
     return mean.of_rows(artifact.rows, artifact.owned) if isinstance(artifact, Share) else mean
 
@@ -235,7 +236,7 @@ class RunSpec:
         strategy: which savings may be used.
         dtype: of rows, parameters and gradients.
         autocast: dtype that modules compute in, or None.
-        host_dtype: "bfloat16" where the host has values in that, else "".
+        host_dtype, gradient_dtype: "bfloat16" where the host has values, or gradients of rows, in that, else "".
         hardware: what the planner compares plans by.
         make_rows_optimizer: which steps learned rows.
         clips: gradients are clipped before a step.
@@ -246,13 +247,14 @@ class RunSpec:
         ranks: the processes that train together.
 
     Raises:
-        InputError: for another ``on_oom``, and for what works with no ``host_dtype``.
+        InputError: for another ``on_oom``, and for what works with none of these dtypes.
     """
 
     strategy: Strategy
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
     host_dtype: str = ""
+    gradient_dtype: str = ""
     hardware: Hardware = CPU
     make_rows_optimizer: OptimizerFactory = adam
     clips: bool = False
@@ -265,12 +267,12 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.on_oom not in ON_OOM:
             raise InputError(f"on_oom {self.on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
-        if not self.host_dtype:
-            return
-        title = f"host_dtype {self.host_dtype!r} (--host-dtype): "
+        for name in ("host_dtype", "gradient_dtype"):
+            if narrow := getattr(self, name):
+                self._check_narrow(f"{name} {narrow!r} (--{name.replace('_', '-')}): ")
+
+    def _check_narrow(self, title: str) -> None:
         if self.dtype != torch.float32:
             raise InputError(f"{title}rows are narrower than float32, and dtype is {self.dtype}; leave one out")
         if self.hardware.staged or self.backend.pinned is not None:
             raise InputError(f"{title}GPUs read the host's rows in float32; use the CPU")
-        if self.ranks.size > 1:
-            raise InputError(f"{title}ranks send each other rows in float32; train in one process")

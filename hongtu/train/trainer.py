@@ -112,8 +112,10 @@ class Trainer(Trainable):
         autocast: torch.bfloat16: transforms, updates and row-wise modules compute under torch.autocast; rows,
             parameters, aggregates and gradients stay float32. Not exact.
         host_dtype: torch.bfloat16 (or its name): the host keeps features and what layers give forward in bfloat16, and
-            links between host and devices carry that: half the bytes. Arithmetic and sums, gradients, weights and
-            results stay float32. Not exact.
+            links between host and devices, and between ranks, carry that: half the bytes. Arithmetic and sums, weights
+            and results stay float32. Not exact.
+        gradient_dtype: torch.bfloat16: the same for gradients of what layers give. Sums are taken in float32, and
+            rounded when the host keeps them.
         scheduler: called with the optimizer; returns a torch learning-rate scheduler, which ``fit`` steps once per
             epoch (ReduceLROnPlateau: at each regular evaluation with the validation score, or the validation loss
             where its mode is "min" and a higher score is better; with the loss every epoch where ``fit`` does not
@@ -171,6 +173,7 @@ class Trainer(Trainable):
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
         host_dtype: torch.dtype | str | None = None,
+        gradient_dtype: torch.dtype | str | None = None,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         clip_grad_norm: float | None = None,
         embedding_optimizer: OptimizerFactory | None = None,
@@ -206,9 +209,8 @@ class Trainer(Trainable):
                 self._evaluation = Evaluation(None if links else metric, task)
                 backend = get_backend(device, self.artifact.size)
                 limit = host_limit(
-                    host_memory, spills=spill is not None, has_devices=backend.on_host, device_memory=device_memory,
-                    ranks=self.ranks.size,
-                )  # fmt: skip
+                    host_memory, spills=spill is not None, has_devices=backend.on_host, device_memory=device_memory
+                )
                 if spill is not None:
                     check_disk(spill, 0, make=True)
                 self._spec = RunSpec(
@@ -216,6 +218,7 @@ class Trainer(Trainable):
                     make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None,
                     hardware=load_hardware(hardware or backend.hardware), spill=spill, on_oom=on_oom, backend=backend,
                     ranks=self.ranks, host_dtype=read_host_dtype(host_dtype),
+                    gradient_dtype=read_host_dtype(gradient_dtype, "gradient_dtype"),
                 )  # fmt: skip
                 self.strategy, self.hardware = self._spec.strategy, self._spec.hardware
                 self.clip_grad_norm, self.detect_anomaly, self.deterministic = (
@@ -253,7 +256,8 @@ class Trainer(Trainable):
             self._validation = None
             if self.watched == LOSS_OF_VAL and self.validates:
                 self._validation = validation_loss(self.artifact, loss)  # type: ignore[arg-type]
-            self.ranks.take_model(self.model)
+            for modules in (self.model, *(() if self.decoder is None else (self.decoder,))):
+                self.ranks.take_model(modules)
 
             self.epoch = 0
             self.record: EpochRecord | None = None
@@ -379,7 +383,7 @@ class Trainer(Trainable):
         parameters = [p for _, p in named]
         with deterministic_torch(self.deterministic):
             with hooks_once(parameters, self._resting):
-                alike = partial(stepped, self.model, self.optimizer)
+                alike = partial(stepped, named, self.optimizer)
                 loss = self.ranks.add_gradients(parameters, engine.train(self.epoch), alike)
             copies = self._copies or self.clip_grad_norm is not None or self.plan.shape.copies_gradients
             found = {name: p.grad.clone() if copies else p.grad for name, p in named if p.grad is not None}

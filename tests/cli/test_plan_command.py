@@ -169,8 +169,8 @@ def test_ranks_are_planned_without_starting_any(artifact, capsys):
     found = json.loads(output(capsys, "plan", artifact.path, *limits, "--json"))
     assert found["host_memory"] == 1 << 30 and len(found["ranks"]) == 2
     assert "the run needs" in refusal(capsys, "plan", artifact.path, *limits, "--host-memory", "512MiB")
-    words = refusal(capsys, "plan", artifact.path, *limits, "--spill", ".")
-    assert "--spill: one process lays rows on a disk" in words
+    found = json.loads(output(capsys, "plan", artifact.path, *limits, "--spill", ".", "--host-dtype", "bf16", "--json"))
+    assert found["host_dtype"] == "bfloat16" and not any(rank["spilled"] for rank in found["ranks"])
     assert "partitions for 9 ranks" in refusal(capsys, "plan", artifact.path, "--ranks", "9")
 
 

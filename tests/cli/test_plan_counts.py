@@ -51,6 +51,14 @@ def test_bytes_are_those_of_a_graph_with_these_counts(budget, graphs, capsys, mo
             assert found["peak_bytes"][memory] == pytest.approx(true["peak_bytes"][memory], rel=0.15), (kind, memory)
 
 
+def test_what_a_host_has_beside_the_process_is_as_much_smaller(capsys, monkeypatch, tmp_path):
+    """Of the process there is one, whatever the graph."""
+    monkeypatch.setattr(plan_counts, "EDGES", EDGES * 2 // 5)
+    limits = ["--device-memory", "1MiB", "--host-memory", "530MiB", "--spill", tmp_path]
+    for found in planned(capsys, *COUNTS, *MODEL, *limits)["kinds"].values():
+        assert sum(found["peak_bytes"].values()) <= 18 << 20 and not found["bytes"]["disk"]
+
+
 @pytest.mark.parametrize("options, expected", [
     (["--vertices", 10], "--edges, --features, --classes: missing"), (["--like", "ogbn-paper100M"], "ogbn-papers100M"),
     (["artifact", "--like", "ogbn-arxiv"], "leave --like and its counts out"),

@@ -22,6 +22,7 @@ import torch
 from hongtu.bench.profile import disk as rate
 from hongtu.engine import blocks, disk, reads, stores, uncached
 from hongtu.engine.executor import Executor
+from hongtu.engine.host_store import HostStore
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages, in_large_pages
 from hongtu.metrics import Traffic
@@ -59,6 +60,9 @@ def drops(tmp_path):
         drop_file_pages(stream.fileno(), written=True)
         if cached_bytes(stream.fileno(), 1 << 16):
             pytest.skip("this file system keeps the pages of its files in memory")
+
+
+NOTHING = SimpleNamespace(whole=SimpleNamespace(features=None))  # an artifact without features
 
 
 @pytest.fixture(params=["around the cache", "through it"])
@@ -167,8 +171,8 @@ def test_rows_come_to_where_they_are_used(header, tmp_path, monkeypatch):
 
 def test_the_disk_has_no_threads_of_torch(tmp_path):
     """OpenMP would have more of them than there are processors, and let all sleep wherever one waits."""
-    made = disk.Disk(str(tmp_path), DiskLayout({"disk": 1 << 20}), Traffic(), None, None)
-    rows, seen = torch.ones(4096, 64), []
+    rows, seen, host = torch.ones(4096, 64), [], HostStore(4096, torch.float32)
+    made = disk.Disk(str(tmp_path), DiskLayout({"disk": 1 << 20}), Traffic(), host, NOTHING)
     device = SimpleNamespace(beside=lambda name, number: rows)
     chunk = SimpleNamespace(i=0, first=0, end=4096, own_number=0, set=0, device=device)
     kept = Kept(np.array([0]), np.array([0]))

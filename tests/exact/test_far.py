@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
 from hongtu.engine.stores import STORES
 from hongtu.metrics import BELOW
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.listing import list_program
 from hongtu.plan.search import host
-from tests import problems, staged
+from tests import problems, staged, training
 from tests.exact.test_spill import DEEP, NORMED, check_same, pair
 from tests.models import SIX
 from tests.staged import everything, on_disk
@@ -67,6 +70,25 @@ def test_what_is_far_is_counted_as_planned_and_changes_no_bit(model, step, kept,
     assert " far " in list_program(plan.program)
     whole = everything(free.plan, None, kept=kept)
     assert record.bytes["far"] + record.bytes["disk"] == whole.bytes["disk"], "as much moves, wherever it lies"
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, 0), (2, 1)])
+def test_far_rows_in_bfloat16(step, kept, tmp_path):
+    """As on the disk, gradients are cast on their way."""
+    options = {"device_memory": "smallest", "dtype": torch.float32, "host_dtype": "bf16", "gradient_dtype": "bf16"}
+    made = []
+    for fitted in (partial(everything, kept=kept), fit(step, kept)):
+        torch.manual_seed(0)
+        with on_disk(tmp_path, fitted) as spills:
+            made.append(training.make_trainer(DEEP, problems.awkward(), (2, 3), **options, **spills))
+    on_disk_alone, some = made
+    for _ in range(2):
+        expected, record = (trainer.train_epoch() for trainer in made)
+        training.assert_counted(some, record)
+        assert record.loss == expected.loss
+        assert all(torch.equal(g, on_disk_alone.gradients()[name]) for name, g in some.gradients().items())
+    assert 0 < record.bytes["far"] == expected.bytes["disk"] - record.bytes["disk"]
+    assert record.arena_bytes["far"] == some.plan.disk.nbytes["far"] > 0
 
 
 def test_far_rows_of_devices_with_memory_of_their_own(tmp_path):

@@ -29,7 +29,6 @@ from hongtu.plan.search import host
 from hongtu.train import network_plan
 from tests import problems, staged, training
 from tests.models import SIX, H, Model
-from tests.ranks.turns import run_ranks
 from tests.staged import everything, on_disk
 
 GRAINS = ((1, 7), (4, 8))
@@ -384,9 +383,6 @@ def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError, match=words):
             build(**options)
-    for given in ({}, {"host_memory": "1GiB"}):  # it is no use to give what one process would need
-        with pytest.raises(InputError, match=r"spill \(--spill\): one process lays rows on a disk"):
-            run_ranks(2, lambda ranks, given=given: build(spill=tmp_path, ranks=ranks, **given))
     limit = kept(build().plan.peak_bytes) - 1
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10}))
     with pytest.raises(InputError, match=r"the run takes \d+ bytes there, 10 are free"):

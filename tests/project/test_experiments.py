@@ -19,6 +19,7 @@ from experiments import (
     ladder,
     larger_than_memory,
     mg_gcn,
+    narrow_rows,
     paper,
     preprocess_rates,
     prune,
@@ -141,6 +142,24 @@ def test_larger_than_memory(tmp_path, monkeypatch, capsys):
     assert row["counted_is_predicted"] and row["disk_bytes"]["epoch"] > 0 and row["spilled"]
     assert sum(size for name, size in row["planned_bytes"].items() if name != "disk") <= 8 << 20
     assert row["peak_parts"]["planning"]["anonymous"] > 0 and "predicted" in capsys.readouterr().out
+    papers = ["--form", "papers", "--memory", "1GiB", "--dtypes", "float32", "bfloat16", "--out", out]
+    limits = ["--device-memory", "8MiB", "--host-memory", "1GiB"]
+    run(monkeypatch, larger_than_memory, "--work", tmp_path, *sizes, *limits, *papers, "--models", "sage")
+    rows = [json.loads(line) for line in out.read_text().splitlines()[1:]]
+    assert [row["dtype"] for row in rows] == ["float32", "bfloat16"]
+    assert all(row["counted_is_predicted"] for row in rows)
+
+
+@pytest.mark.long
+def test_narrow_rows(graph, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(narrow_rows, "GRAPHS", {"cora": narrow_rows.Graph(graph.name, 8, 3, 0.5)})
+    for _ in range(2):  # nothing is trained twice
+        run(monkeypatch, narrow_rows, "--data", graph.parent, "--graphs", "cora", "--seeds", 2, "--out", out)
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [row["form"] for row in rows] == 2 * [*narrow_rows.FORMS]
+    assert all("bfloat16" in row["rows"].values() for row in rows if row["form"] != "float32")
+    assert "0.00x" not in capsys.readouterr().out
 
 
 @pytest.mark.long

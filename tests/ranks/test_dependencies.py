@@ -333,7 +333,7 @@ def test_what_ranks_cannot_do_is_refused_by_name_on_every_rank():
             "with statistics over the whole graph the others would wait",
         ),
         ([gcn()[0], nn.Dropout(0.5), gcn()[2]], {}, r"layers\[1\] \(Dropout\): Dropout of torch draws by chunk"),
-        (gcn(), {"loss": hongtu.LinkLoss()}, "LinkLoss"),
+        (gcn(), {"loss": hongtu.LinkLoss(), "on_oom": "replan"}, "with a LinkLoss the others would wait"),
         (gcn(), {"device_memory": 1}, "the smallest that works is"),
         (gcn(), {"dependencies": "comm", "on_oom": "replan"}, "on_oom 'replan' runs passes of one rank again"),
         (gcn(), {"dependencies": "hybrid", "on_oom": "replan"}, "with dependencies 'hybrid' the others would wait"),

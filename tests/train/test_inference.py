@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from errno import ENOSPC
 
 import numpy as np
@@ -14,8 +15,14 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.cli.main import main
 from hongtu.errors import BudgetError, InputError, OutputError
+from hongtu.ranks.together import Alone
 from tests import problems, training
+from tests.exact.test_edge_states import MODELS as STATES
+from tests.exact.test_edge_states import awkward as edge_problem
+from tests.exact.test_typed_graphs import BARE, reference
+from tests.exact.test_typed_graphs import problem as typed_problem
 from tests.models import SIX
+from tests.ranks.turns import run_ranks
 from tests.staged import on_disk
 
 NO_LABELS = {}
@@ -135,6 +142,70 @@ def test_rows_on_a_disk(model, grain, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------- chosen vertices
+
+
+def exact(artifact, layers, pick, **options):
+    """The bits of a Trainer, and what was planned; the same rows where only some are asked for."""
+    trainer = hongtu.Trainer(artifact, layers(), **options)
+    inference = hongtu.Inference(artifact, layers(), **options)
+    expected, found = trainer.predict(), inference.predict()
+    assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else same_types(found, expected)
+    check_counted(inference)
+    assert sum(inference.plan.bytes.values()) <= sum(trainer.inferred.bytes.values()) + sum(
+        trainer.setup.bytes.values()
+    )
+    rows = trainer.predict(pick)
+    torch.testing.assert_close(inference.predict(pick), rows, rtol=1e-9, atol=1e-9)
+    check_counted(inference)
+    return inference
+
+
+def same_types(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[kind], expected[kind]) for kind in expected)
+
+
+@pytest.mark.most(4)
+@pytest.mark.parametrize("spills", [False, True], ids=["", "disk"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["documented", "hgt", "embedded"])
+def test_typed_graphs(name, ranks, spills, tmp_path):
+    which = BARE if name == "embedded" else ()
+    artifact, model = problems.prepare(typed_problem(*which), 4, 3), reference(name, which).model
+
+    def work(group):
+        options = {"dtype": torch.float64, "device_memory": 400_000, "ranks": group}
+        exact(artifact, lambda: hongtu.from_pyg(model), [46, 2], **options, **disk)
+
+    with on_disk(tmp_path) if spills else nullcontext({}) as disk:
+        run_ranks(ranks, work) if ranks > 1 else work(Alone())
+
+
+@pytest.mark.most(4)
+@pytest.mark.parametrize("spills", [False, True], ids=["", "disk"])
+@pytest.mark.parametrize(("ranks", "dependencies"), [(1, "cache"), (2, "cache"), (2, "comm")], ids=str)
+@pytest.mark.parametrize("model", STATES, ids=repr)
+def test_edge_states(model, ranks, dependencies, spills, tmp_path):
+    artifact = problems.prepare(edge_problem(), 4, 3)
+
+    def work(group):
+        options = {"dtype": torch.float64, "device_memory": 250_000, "dependencies": dependencies, "ranks": group}
+        exact(artifact, lambda: model.build(edge_problem()), [50, 3], **options, **disk)
+
+    with on_disk(tmp_path) if spills else nullcontext({}) as disk:
+        run_ranks(ranks, work) if ranks > 1 else work(Alone())
+
+
+@pytest.mark.parametrize("dependencies", ["cache", "comm", "hybrid"])
+def test_ranks_infer_together(dependencies):
+    """Of a graph without labels, and chosen vertices, whose rows may all be one rank's."""
+    expected = hongtu.Inference(bare((4, 3)), layers_of(SIX[4])).predict()
+
+    def work(group):
+        options = {"ranks": group, "dependencies": dependencies, "device_memory": "60KiB", "dtype": torch.float64}
+        inference = exact(bare((4, 3)), lambda: layers_of(SIX[4]), [3], **options)
+        torch.testing.assert_close(inference.predict(range(64)).float(), expected, rtol=1e-5, atol=1e-6)
+
+    run_ranks(2, work)
 
 
 @pytest.mark.parametrize("vertices", [[2], [50, 3], [63, 48, 48], []], ids=str)

@@ -17,7 +17,7 @@ from hongtu.hardware import Hardware
 from hongtu.metrics import BELOW, Traffic
 from hongtu.plan.cost.work import Extent, Work, partition_work, pass_work
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.definition import Pass
+from hongtu.plan.passes.definition import OUTPUT, Pass
 from hongtu.plan.program import moves
 from hongtu.plan.program.program import PassProgram
 
@@ -200,16 +200,18 @@ def _network_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> float:
     posted |= {(x.tensor, x.crossing) for x in program.body if isinstance(x, moves.Post)}
     for x in (*program.before, *program.body, *program.after):
         if isinstance(x, moves.Cross):
-            row = plan.passes.width[x.tensor] * plan.shape.itemsize
+            row = plan.host_row(x.tensor)
             total += row * x.crossing.both / hardware.host_link
         if isinstance(x, moves.Post) or (isinstance(x, moves.Cross) and (x.tensor, x.crossing) not in posted):
             total += _link_seconds(plan, x, hardware)
+    if p.edge_loss:
+        total += 2 * plan.shape.gathered[1] * plan.host_row(OUTPUT) / hardware.network_link
     return total
 
 
 def _link_seconds(plan: ExecutionPlan, x: moves.Cross | moves.Post, hardware: Hardware) -> float:
     rows, both, pace = x.crossing.rows, x.crossing.both, x.crossing.pace
-    row = plan.passes.width[x.tensor] * plan.shape.itemsize
+    row = plan.host_row(x.tensor)
     return row * (max(rows, both - rows) / hardware.network_link if pace is None else pace)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,11 +16,16 @@ INDEX, STEP = 8, 4  # bytes of where a row is, and of when it leaves
 
 @dataclass(frozen=True)
 class Crossings:
-    """Those of all passes; without a halo none."""
+    """Those of all passes; without a halo none.
+
+    Attributes:
+        row: bytes of a row of a tensor on the host, as it crosses.
+    """
 
     passes: PassList
     shape: NetworkShape
     halo: Halo | None
+    row: Callable[[str], int]
 
     def fetched(self, p: Pass) -> tuple[Crossing, ...]:
         """The rounds in which ranks fetch of one another what a pass exchanges; backward finds the rows there."""
@@ -54,14 +59,14 @@ class Crossings:
         return {p.name: following for passes in groups for p, following in pairwise(passes)}
 
     @property
-    def numbers(self) -> int | None:
-        """The most numbers that are on their way at a time; None where no rank fetches any."""
+    def nbytes(self) -> int | None:
+        """The most bytes that are on their way at a time; None where no rank fetches any."""
         if self.halo is None:
             return None
-        width, found = self.passes.width, [0]
+        found = [0]
         for p in self.passes.every:
-            found += [crossing.both * width[str(p.exchange)] for crossing in self.fetched(p)]
-            found += [crossing.both * width[str(p.flush)] for crossing in self.sent_back(p)]
+            found += [crossing.both * self.row(str(p.exchange)) for crossing in self.fetched(p)]
+            found += [crossing.both * self.row(str(p.flush)) for crossing in self.sent_back(p)]
         return max(found)
 
     @property

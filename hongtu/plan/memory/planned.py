@@ -19,7 +19,7 @@ from hongtu.plan.memory.placement import Placement
 from hongtu.plan.memory.slab import Places, Price, stacked
 from hongtu.plan.memory.structure import FLOAT, SIZES, Over, device_entries, spans
 from hongtu.plan.passes.choice import ONCE, View
-from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, is_gradient
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient, is_gradient
 
 
 class PlannedMemory(Placement):
@@ -136,7 +136,7 @@ class PlannedMemory(Placement):
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        width, sets, row = self.passes.width, self.disk_sets(p), self._host_row
+        width, sets, row = self.passes.width, self.disk_sets(p), self.host_row
         beside = disk_staging(p, device, self.disk, self.kept, self.view, width, sets, row, self.host_dtype)
         return self._buffers(p, device)[1] | beside
 
@@ -152,7 +152,7 @@ class PlannedMemory(Placement):
         if not self.spilled:
             return DiskLayout()
         planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
-        row = self._host_row
+        row = self.disk_row
         made = DiskPlan(self.kept, self.passes, self.view, planned, self.topology, row, self.below, self.known)
         return made.layout
 
@@ -179,20 +179,35 @@ class PlannedMemory(Placement):
         return self.topology.num_vertices if edges is None else edges.num_edges
 
     def host_dtype(self, name: str) -> str:
-        """What the host has the rows of a vertex tensor in: values may be narrower than what devices compute with;
-        results, gradients, rows that are learned and sparse ones are not."""
-        shape = self.shape
-        as_given = name == OUTPUT or is_gradient(name)
-        if name == FEATURES:
-            as_given = shape.learned_input or shape.sparse_input is not None
-        return FLOAT if as_given or not shape.host_dtype else shape.host_dtype
+        """What the host has the rows of a vertex tensor in: values and their gradients may be narrower than what
+        devices compute with; results, rows that are learned and sparse ones are not, nor gradients that come from the
+        disk, which are added up then."""
+        shape, narrow = self.shape, self._narrow(name)
+        as_given = name in (OUTPUT, gradient(OUTPUT)) or (is_gradient(name) and name in self.spilled)
+        if name in (FEATURES, gradient(FEATURES)):
+            as_given |= shape.learned_input or shape.sparse_input is not None
+        return FLOAT if as_given else narrow
 
     def host_item(self, name: str) -> int:
         """Bytes of a number of a vertex tensor on the host."""
         dtype = self.host_dtype(name)
         return self.shape.itemsize if dtype == FLOAT else SIZES[dtype]
 
-    def _host_row(self, name: str) -> int:
+    def disk_dtype(self, name: str) -> str:
+        """What the disk has them in: gradients narrow, too."""
+        return self._narrow(name) if is_gradient(name) else self.host_dtype(name)
+
+    def _narrow(self, name: str) -> str:
+        """What a run asks for."""
+        return (self.shape.gradient_dtype if is_gradient(name) else self.shape.host_dtype) or FLOAT
+
+    def disk_row(self, name: str) -> int:
+        """Bytes of a row of a vertex tensor there."""
+        dtype = self.disk_dtype(name)
+        return self.passes.width[name] * (self.shape.itemsize if dtype == FLOAT else SIZES[dtype])
+
+    def host_row(self, name: str) -> int:
+        """Bytes of a row of a vertex tensor on the host."""
         return self.passes.width[name] * self.host_item(name)
 
     def has_memory(self, name: str) -> bool:
@@ -262,7 +277,7 @@ class PlannedMemory(Placement):
     @cached_property
     def crossings(self) -> Crossings:
         """What ranks send each other."""
-        return Crossings(self.passes, self.shape, self.choice.halo)
+        return Crossings(self.passes, self.shape, self.choice.halo, self.host_row)
 
     @property
     def _pageable(self) -> int:
@@ -272,7 +287,8 @@ class PlannedMemory(Placement):
         beside = self.shape.learned_bytes + self.shape.loss_bytes + self.shape.rows_bytes
         if self.shape.sparse_input is not None:
             beside += self.shape.sparse_input.nbytes(item)
-        beside += (self.crossings.numbers or 0) * item + self.crossings.index_bytes
+        beside += (self.crossings.nbytes or 0) + self.crossings.index_bytes
+        beside += 2 * self.shape.gathered[0] * self.shape.output * item  # and their gradients
         row = labels + 8 + self.shape.statistics_columns * item + identity * 8  # ids, ...
         beside += sum(buckets.nbytes for buckets in self.disk.buckets)
         return v * row + beside + sum(array.nbytes for array in self.arrays())

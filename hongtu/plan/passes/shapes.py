@@ -220,8 +220,10 @@ class NetworkShape:
             depends on it.
         trains: there is a loss; else an epoch is one sweep forward.
         autocast: what dense parts may compute in ("bfloat16"), or "" for the run's dtype.
-        host_dtype: what the host keeps values in ("bfloat16"), and its links carry, or "" for the run's dtype.
+        host_dtype: what the host keeps values in ("bfloat16"), and its links carry, or "" for the run's dtype;
+            ``gradient_dtype``: the same of gradients of rows.
         edge_loss: the loss is one over edges, evaluated on the host from the whole output.
+        gathered: rows of the output that a rank has for it of all ranks, and those of them that others own.
         loss_bytes: what that loss holds for the whole run.
         rows_bytes: what a rank knows of its rows.
         repeats: model and loss do the same operations in every epoch, as far as their classes tell.
@@ -247,7 +249,9 @@ class NetworkShape:
     trains: bool = True
     autocast: str = ""
     host_dtype: str = ""
+    gradient_dtype: str = ""
     edge_loss: bool = False
+    gathered: tuple[int, int] = (0, 0)
     loss_bytes: int = 0
     rows_bytes: int = 0
     repeats: bool = True

@@ -115,7 +115,7 @@ class _Run(AllHeld):
             case moves.Free():
                 found = self.there.pop((x.name, x.where), None)
                 demand(found is not None or x.where == "chunk", f"{x.name} is freed, but it is not there")
-            case Call(kernel="loss_over_edges"):
+            case Call(kernel="loss_over_edges") if "others" not in x.settings:  # of a rank its own rows, whichever
                 self.find(x.settings["output"], "host").read(np.arange(self.num_vertices))
 
     def _place(self, x: moves.Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -161,7 +162,8 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             at = plan.place_of(p, name) if name in plan.placed else ()
             yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at, p=p)
     for crossing in plan.crossings.fetched(p):
-        yield moves.Cross(tensor=str(p.exchange), crossing=crossing, link="fetch")
+        name = str(p.exchange)
+        yield moves.Cross(tensor=name, crossing=crossing, link="fetch", dtype=plan.host_dtype(name))
     if p.moments is not None and p.stage is not None and p.direction == "forward":
         yield call("begin_moments", on="dispatch", stage=p.stage, columns=plan.passes.width[p.moments])
 
@@ -172,9 +174,12 @@ def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield call("sum_statistics", on="dispatch", layer=p.layer)
     for crossing in plan.crossings.sent_back(p):
-        yield moves.Cross(tensor=str(p.flush), crossing=crossing, link="send")
+        name = str(p.flush)
+        yield moves.Cross(tensor=name, crossing=crossing, link="send", dtype=plan.host_dtype(name))
     if p.edge_loss:
-        yield call("loss_over_edges", on="dispatch", output=OUTPUT, gradient=gradient(OUTPUT))
+        count = plan.shape.gathered[1]  # rows of other ranks
+        others: dict[str, Any] = {"others": count} if count else {}
+        yield call("loss_over_edges", on="dispatch", output=OUTPUT, gradient=gradient(OUTPUT), **others)
 
 
 def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...]) -> Iterator[Instruction]:
@@ -208,7 +213,10 @@ def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...]) -> Ite
     if p.flush is not None and exchanged.loads:
         ends, kept = exchanged.picks("end", mirrors=False), plan.kept.get(p.flush)
         rows = Picked(ends, "row" if kept is None else "place")
-        into = Ref(tensor=p.flush, where="host", rows=rows, access=flushed(plan, p, p.flush), kept=kept)
+        into = Ref(
+            tensor=p.flush, where="host", rows=rows, access=flushed(plan, p, p.flush), kept=kept,
+            dtype=plan.host_dtype(p.flush),
+        )  # fmt: skip
         yield Copy(link="flush", dst=into, src=Ref(tensor=cache, rows=Picked(ends, "slot", "flush_slots")))
     yield from posts(plan, p)
     if spilled:

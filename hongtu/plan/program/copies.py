@@ -175,9 +175,9 @@ def spill(plan: PlannedMemory, name: str, rows: Selection) -> Copy:
 
 def _ends(plan: PlannedMemory, name: str, rows: Selection, through: Selection = DESTINATIONS) -> tuple[Ref, Ref]:
     """Rows below the host, and where it has them on their way."""
-    dtype, memory = plan.host_dtype(name), "disk" if rows is ARTIFACT else plan.below(name)
-    there = Ref(tensor=name, where=memory, rows=rows, kept=plan.kept[name], dtype=dtype)
-    return there, Ref(tensor=name, where="window", rows=through, dtype=dtype)
+    memory = "disk" if rows is ARTIFACT else plan.below(name)
+    there = Ref(tensor=name, where=memory, rows=rows, kept=plan.kept[name], dtype=plan.disk_dtype(name))
+    return there, Ref(tensor=name, where="window", rows=through, dtype=plan.host_dtype(name))
 
 
 def posts(plan: PlannedMemory, p: Pass) -> Iterator[moves.Post]:

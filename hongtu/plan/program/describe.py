@@ -74,7 +74,7 @@ class Described:
         return Line(x.words.format(**vars(x)), note=getattr(x, "why", ""))
 
     def _crosses(self, x: moves.Cross, what: str) -> Line:
-        return Line(what, (x.crossing.rows,), nbytes=x.crossing.rows * self._row[x.tensor])
+        return Line(what, (x.crossing.rows,), nbytes=x.crossing.rows * crossing_bytes(x, self._p, self._row))
 
     def _copy(self, x: moves.Copy) -> Line:
         moved = x.there

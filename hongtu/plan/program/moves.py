@@ -194,12 +194,14 @@ class Cross(Instruction):
 
     Attributes:
         crossing: which rows are whose.
+        dtype: what the host has them in, as they cross.
     """
 
     on = "dispatch"
     tensor: str
     crossing: Crossing
     link: Literal["fetch", "send"]
+    dtype: str = FLOAT
 
 
 @kind

@@ -21,7 +21,11 @@ def device_traffic(p: PassProgram, device: int) -> Traffic:
     for x in p.around:
         if isinstance(x, moves.Cross):
             count = x.crossing.rows if device == 0 else 0  # of the rank, whatever its devices
-            traffic.add(x.link, count * row[x.tensor], count)
+            traffic.add(x.link, count * crossing_bytes(x, p, row), count)
+        elif isinstance(x, moves.Call) and "others" in x.settings and device == 0:
+            count = x.settings["others"]  # rows of the output, and their gradients
+            for link in ("fetch", "send"):
+                traffic.add(link, count * p.width[x.settings["output"]] * p.itemsize, count)
         elif isinstance(x, moves.Copy):
             count = copied_rows(x, p, device)
             traffic.add(x.link, count * crossing_bytes(x, p, row), count)
@@ -45,8 +49,10 @@ def row_bytes(p: PassProgram, device: int = 0) -> dict[str, int]:
     return row | {name: buffer.row_bytes(p.itemsize) for name, buffer in p.buffers[device].items()}
 
 
-def crossing_bytes(x: moves.Copy, p: PassProgram, row: Mapping[str, int]) -> int:
+def crossing_bytes(x: moves.Copy | moves.Cross, p: PassProgram, row: Mapping[str, int]) -> int:
     """Of a row as it crosses its link; ``row``: what rows have on the device."""
+    if isinstance(x, moves.Cross):
+        return _row((p.width[x.tensor],), x.dtype, p.itemsize)
     if x.src.rows is ARTIFACT:  # whose file has numbers of 4 bytes
         return 4 * p.width[x.src.tensor]
     return row[x.moved] if x.narrow is None else p.width[x.narrow.tensor] * SIZES[x.narrow.dtype]

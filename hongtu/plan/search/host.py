@@ -25,13 +25,11 @@ class HostLimit:
         memory: bytes, those of PROCESS among them.
         spills: rows may lie on a disk.
         has_devices: the devices' memory is the host's own.
-        ranks: processes that train together, each with this limit for itself.
     """
 
     memory: int
     spills: bool
     has_devices: bool
-    ranks: int = 1
 
     @property
     def left(self) -> int:
@@ -53,8 +51,7 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     if need(plan) <= limit.left:
         return plan
     if not limit.spills:
-        disk = "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)"
-        raise _refusal(plan, limit, disk if limit.ranks == 1 else "give more: every rank keeps so much for itself")
+        raise _refusal(plan, limit, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
     costs = {name: with_spilled(plan, {name: 0}).bytes["disk"] / plan.passes.width[name] for name in candidates(plan)}
     by_cost = sorted(costs, key=lambda name: (costs[name], name))
     counts = range(len(by_cost) + 1)
@@ -100,20 +97,23 @@ def without_scripts(plan: ExecutionPlan, memory: int | None, *, has_devices: boo
 
 
 # what a plan has found out that depends on it
-OF_CHOICE = ("kept", "disk", "program", "script_bytes", "captured", "_compiled")
+OF_CHOICE = ("kept", "disk", "crossings", "program", "script_bytes", "captured", "_compiled")
 
 
 def candidates(plan: ExecutionPlan) -> list[str]:
-    """The tensors whose rows may lie on a disk: all on the host that it does not itself work on, and that no device
-    loads for itself from others' partitions."""
+    """The tensors whose rows may lie on a disk: all on the host that it does not itself work on, that no device loads
+    for itself from others' partitions, and that do not cross to other ranks."""
     created = {name for p in plan.passes.every for name in p.creates}
     found = created - plan.passes.on_host - {FEATURES}
     if plan.choice.fields or plan.choice.halo is not None:  # passes have edges of their own
         found -= plan.passes.of_edges.keys()
     if plan.shape.sparse_input is None and not plan.shape.learned_input:
         found |= {FEATURES}
-    start = plan.topology.partition_start
+    start, crossings = plan.topology.partition_start, plan.crossings
     for p in plan.passes.every:
+        found -= {
+            name for name, rounds in ((p.exchange, crossings.fetched(p)), (p.flush, crossings.sent_back(p))) if rounds
+        }
         transfers = plan.exchange_plan(p)
         for i, device in enumerate(() if transfers is None else transfers.devices):
             row = device.loads.row

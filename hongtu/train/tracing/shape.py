@@ -90,6 +90,7 @@ def network_shape(
         autocast="" if network.autocast is None else str(network.autocast).removeprefix("torch."),
         edges=form.edges,
         edge_loss=isinstance(loss, EdgeLoss),
+        gathered=_gathered(artifact) if isinstance(loss, EdgeLoss) else (0, 0),
         loss_bytes=loss.predicted_bytes,
         rows_bytes=artifact.held_bytes,
         trains=loss.trains,
@@ -100,6 +101,12 @@ def network_shape(
         constant_layers=shown.constant_layers,
         stage_work=_stage_work(network, shown.sweeps, share),
     )
+
+
+def _gathered(artifact: Artifact) -> tuple[int, int]:
+    """Rows of the output that every rank has where a loss over edges is on several, and how many of other ranks."""
+    vertices, own = artifact.whole.num_vertices, artifact.span.stop - artifact.span.start
+    return (0, 0) if artifact.bounds is None else (vertices, vertices - own)
 
 
 def _form_of(artifact: Artifact, dtype: torch.dtype) -> GraphForm:
