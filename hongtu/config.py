@@ -21,6 +21,7 @@ TASKS = ("regression", "links")  # those that labels do not say themselves
 LOSSES = ("cross_entropy", "bce_with_logits", "mse", "l1", "huber", "smooth_l1")
 METRICS = ("accuracy", "f1", "macro-f1", "auc")  # of vertices
 LINK_METRICS = ("auc", "mrr", "hits@K")
+HOST_DTYPES = ("host_dtype", "gradient_dtype")  # settings of what the host keeps rows in
 HITS = re.compile(r"hits@([1-9][0-9]*)")
 MODELS = ("gcn", "sage", "gin", "commnet", "gat", "ggcn", "gatv2", "transformer", "pna", "sgc", "appnp", "gine", "rgcn")
 PARTITIONS, CHUNKS = 4, 32  # where a graph has the vertices for them

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, AnyStr
 
 import numpy as np
 
@@ -71,6 +71,11 @@ def read_text(file: Path) -> str:
         if status.st_size > LONGEST_TEXT:
             raise OSError(f"{status.st_size} bytes, expected at most {LONGEST_TEXT}")
         return stream.read().decode("utf-8")
+
+
+def lines_of(stream: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Of a file that was handed over, which may be a hole of many GiB: what is longer comes in pieces."""
+    return iter(lambda: stream.readline(LONGEST_TEXT), stream.read(0))
 
 
 def check_stored(file: Path) -> None:

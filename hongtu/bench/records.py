@@ -14,7 +14,7 @@ from typing import Any
 
 import hongtu
 from hongtu.errors import InputError, OutputError
-from hongtu.files import LONGEST_TEXT
+from hongtu.files import lines_of
 
 PACKAGES = ("torch", "torch_geometric", "numpy")
 CPUINFO = Path("/proc/cpuinfo")
@@ -71,7 +71,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 def _lines(path: Path) -> Iterator[str]:
     try:
         with open(path, encoding="utf-8") as stream:
-            yield from iter(lambda: stream.readline(LONGEST_TEXT), "")
+            yield from lines_of(stream)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a file of JSON lines ({error})") from error
 

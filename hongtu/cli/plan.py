@@ -14,7 +14,7 @@ from hongtu.cli.plan_counts import GraphCounts, add_counts, describe_counts, rea
 from hongtu.cli.settings import add_settings, configure
 from hongtu.cli.train import add_source, settings_of
 from hongtu.cli.train_config import ModelConfig
-from hongtu.config import parse_bytes
+from hongtu.config import HOST_DTYPES, parse_bytes
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _plan(config: ModelConfig, artifact: Artifact, **limits: Any) -> ExecutionPl
 def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
     from hongtu.train.settings import budget_bytes
 
-    whole = {"spill": False, "host_dtype": None, "gradient_dtype": None}  # what no limit would take
+    whole = {"spill": False, **dict.fromkeys(HOST_DTYPES)}  # what no limit would take
     return budget_bytes(
         config.device_memory, lambda limit: _plan(config, artifact, device_memory=limit, hardware=hardware, **whole)
     )
@@ -192,7 +192,7 @@ def _computes_beyond(share: Share, layer: int) -> bool:
 
 
 def _dtypes(plan: ExecutionPlan) -> dict[str, str]:
-    return {name: getattr(plan.shape, name) or "float32" for name in ("host_dtype", "gradient_dtype")}
+    return {name: getattr(plan.shape, name) or "float32" for name in HOST_DTYPES}
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:

@@ -152,18 +152,17 @@ class _Edges:
         if numbers.dtype.kind != "f":
             numbers = numbers.astype(np.float32)
         self._note_optional(wanted)
-        if self._matrix == "sparse tensor" and isinstance(layer, NormalizedSum) and layer.normalize:
-            numbers = self._with_added_loops(numbers, layer)
+        adds = isinstance(layer, NormalizedSum) and layer.normalize and layer.add_self_loops
+        if adds and self._matrix == "sparse tensor":
+            numbers = self._with_added_loops(numbers, 2 if layer.improved else 1)
         return self._choose(argument, numbers, title)
 
-    def _with_added_loops(self, numbers: np.ndarray, layer: NormalizedSum) -> np.ndarray:
+    def _with_added_loops(self, numbers: np.ndarray, added: int) -> np.ndarray:
         """Weights in which stored self-loops have the added one's, too: torch_geometric's ``gcn_norm`` adds I to a
         sparse tensor, and to other edges where there is none."""
-        if not layer.add_self_loops:
-            return numbers
         topology, numbers = self._stored, numbers.astype(np.float64 if self._dtype is torch.float64 else np.float32)
         destination = np.repeat(np.arange(topology.num_vertices), np.diff(topology.in_edge_start))
-        numbers[topology.global_sources() == destination] += 2 if layer.improved else 1
+        numbers[topology.global_sources() == destination] += added
         return numbers
 
     def _note_optional(self, wanted: EdgeInput) -> None:

@@ -115,7 +115,7 @@ def find_mixture(function: Function) -> Mixture | None:
         Exception: the function's own, for what it is given.
     """
     base = _Trial(function, function.given)
-    if any(out.ndim == 0 or len(out) != ROWS for out in base.rows):
+    if not base.has(ROWS):
         return Mixture(function.given, function.given, (0, 0), torch.inf)
     return _find_mixture(function, base) or _find_chosen(function)
 
@@ -132,7 +132,7 @@ def _find_chosen(function: Function) -> Mixture | None:
 
     with suppress(Exception):
         base = _Trial(held := replace(function, call=call, leaves=0, brief=True), function.given)
-        if holding.found and all(out.ndim > 0 and len(out) == ROWS for out in base.rows):
+        if holding.found and base.has(ROWS):
             return _find_mixture(held, base)
     return None
 
@@ -174,7 +174,7 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
                 trial = _Trial(replace(function, leaves=0), given)
         except Exception:  # as functional.batch_norm does for one row
             return found
-        if any(out.ndim == 0 or len(out) != count for out in trial.rows):
+        if not trial.has(count):
             return found
         for k, out in enumerate(trial.rows):  # all places at once, then one by one
             if distance(base.rows[k][PLACED].expand_as(out), out, base.rows[k], *base.little) > slack:
@@ -221,7 +221,7 @@ class _Flips(Operations):
         out = func(*args, **(kwargs or {}))
         if func in self.COMPARED:
             for x in args[:2]:
-                if isinstance(x, Tensor) and x.is_floating_point() and bool((unknown := x.isnan()).any()):
+                if _is_number(x) and bool((unknown := x.isnan()).any()):
                     out, self.found = out | unknown, True
         return out
 
@@ -261,6 +261,10 @@ class _Trial:
             result = function.call((*self._leaves, *given[function.leaves :]))
         self.rows, self.draws = result.rows, result.draws
         self.little = [LITTLE * x.detach() for x in given if x.is_floating_point()]
+
+    def has(self, count: int) -> bool:
+        """Whether it gave so many rows."""
+        return all(out.ndim > 0 and len(out) == count for out in self.rows)
 
     def draws_like(self, other: _Trial) -> bool:
         """Whether both drew the same random numbers."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hongtu.config import HOST_DTYPES
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.paper_edges import PaperEdges, with_paper_edges
@@ -183,7 +184,7 @@ class _NetworkPlanner:
                     self._artifact, network, self._loss, self._optimizer, self._spec.dtype,
                     checks_rows=not self._traced, clips=self._clips,
                 )  # fmt: skip
-            beside = {name: getattr(self._spec, name) for name in ("host_dtype", "gradient_dtype")}
+            beside = {name: getattr(self._spec, name) for name in HOST_DTYPES}
             shape = replace(shape, **beside, **(self._learned if shape.learned_input else {}))
             self._traced[choices] = shape, network.forms
         shape, network.forms = self._traced[choices]

@@ -34,7 +34,7 @@ from hongtu.train.settings import (
     host_limit,
     make_loss,
     make_optimizer,
-    read_host_dtype,
+    read_host_dtypes,
 )
 from hongtu.train.tracing.shape import fill_widths
 
@@ -71,7 +71,7 @@ def plan_model(
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     unlimited = RunSpec(
         strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, make_rows_optimizer=optimizer,
-        host_dtype=read_host_dtype(host_dtype), gradient_dtype=read_host_dtype(gradient_dtype, "gradient_dtype"),
+        **read_host_dtypes(host_dtype, gradient_dtype),
     )  # fmt: skip
     with using(NumbaKernels.of_graph(artifact.size)):
         job = Job(artifact, make_loss(artifact, loss), made, unlimited).with_sparse_rows(network)
@@ -104,10 +104,7 @@ def plan_ranks(
     """
     network, optimizer = _prepared(artifact, layers, loss)
     check_ranked(artifact, network, loss, ranks, dependencies)
-    spec = RunSpec(
-        strategy=get_strategy(strategy), hardware=hardware, host_dtype=read_host_dtype(host_dtype),
-        gradient_dtype=read_host_dtype(gradient_dtype, "gradient_dtype"),
-    )  # fmt: skip
+    spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware, **read_host_dtypes(host_dtype, gradient_dtype))
     whole, count = Job(artifact, make_loss(artifact, loss), optimizer, spec), exchanging_layers(network)
     fabric = None if topology is None else load_fabric(topology, ranks, hardware)
     budget = budget_bytes(device_memory, partial(whole.plan, network))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hongtu.config import HOST_DTYPES
 from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.given import as_path
@@ -285,7 +286,7 @@ class Resumable:
             "embedding optimizer": type(self.embedding and self.embedding.optimizer).__name__,
             "dtype": str(self._spec.dtype),
             "autocast": str(self._network.autocast),
-            **{name: x for name in ("host_dtype", "gradient_dtype") if (x := getattr(self._spec, name))},
+            **{name: x for name in HOST_DTYPES if (x := getattr(self._spec, name))},
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
 

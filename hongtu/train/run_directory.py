@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError, OutputError, note, uninterrupted
-from hongtu.files import LOCK, LONGEST_TEXT, PARTIAL, make_directory, not_linked, sync, whole_file
+from hongtu.files import LOCK, PARTIAL, lines_of, make_directory, not_linked, sync, whole_file
 from hongtu.metrics import EpochRecord
 from hongtu.ranks.parent import GRACE, watched_parent
 from hongtu.train.snapshot import read_snapshot, write_snapshot
@@ -155,10 +155,10 @@ class RunDirectory:
         return [{name: entry.get(name) for name in ("epoch", "loss", "seconds", "metrics")} for entry in entries]
 
     def _lines(self) -> Iterator[bytes]:
-        """Of the log, where that is a file; what is longer comes in pieces, for a file may be a hole of many GiB."""
+        """Of the log, where that is a file."""
         if (self.path / LOG).is_file():
             with suppress(OSError), open(self.path / LOG, "rb") as stream:
-                yield from iter(lambda: stream.readline(LONGEST_TEXT), b"")
+                yield from lines_of(stream)
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write the snapshot of an epoch, whose history is in the log, then remove the oldest of too many."""

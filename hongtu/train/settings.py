@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hongtu.config import BudgetShare, parse_bytes, parse_share
+from hongtu.config import HOST_DTYPES, BudgetShare, parse_bytes, parse_share
 from hongtu.device.backends import Backend, get_backend
 from hongtu.errors import BudgetError, InputError, refused_as
 from hongtu.graph.artifact import Artifact
@@ -44,21 +44,24 @@ def check_precision(dtype: torch.dtype, autocast: torch.dtype | None = None) -> 
         raise InputError(f"autocast {autocast} with dtype {dtype}: expected torch.bfloat16 with float32, or None")
 
 
-def read_host_dtype(given: object, name: str = "host_dtype") -> str:
-    """ "bfloat16", or "" for rows as a run computes with them.
+def read_host_dtypes(*given: object) -> dict[str, Any]:
+    """By the name of the setting, "bfloat16", or "" for rows as a run computes with them.
 
     Args:
-        name: of what was given.
+        given: for each of ``HOST_DTYPES``.
 
     Raises:
         InputError: for anything else.
     """
-    found = str(given).removeprefix("torch.")
-    if given is None or found == "float32":
-        return ""
-    if found not in ("bfloat16", "bf16"):
-        raise InputError(f"{name} is {given!r}: expected torch.bfloat16, or None for the run's own")
-    return "bfloat16"
+    found = dict.fromkeys(HOST_DTYPES, "")
+    for name, value in zip(HOST_DTYPES, given, strict=True):
+        word = str(value).removeprefix("torch.")
+        if value is None or word == "float32":
+            continue
+        if word not in ("bfloat16", "bf16"):
+            raise InputError(f"{name} is {value!r}: expected torch.bfloat16, or None for the run's own")
+        found[name] = "bfloat16"
+    return found
 
 
 def check_steps(scheduler: object, clip_grad_norm: object) -> None:
@@ -267,7 +270,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         if self.on_oom not in ON_OOM:
             raise InputError(f"on_oom {self.on_oom!r}: expected {' or '.join(map(repr, ON_OOM))}")
-        for name in ("host_dtype", "gradient_dtype"):
+        for name in HOST_DTYPES:
             if narrow := getattr(self, name):
                 self._check_narrow(f"{name} {narrow!r} (--{name.replace('_', '-')}): ")
 

@@ -77,7 +77,7 @@ from hongtu.train.settings import (
     make_loss,
     make_optimizer,
     make_scheduler,
-    read_host_dtype,
+    read_host_dtypes,
     validation_loss,
 )
 from hongtu.train.tracing.shape import fill_widths
@@ -217,8 +217,7 @@ class Trainer(Trainable):
                     strategy=get_strategy(strategy), dtype=dtype, autocast=autocast, limit=limit,
                     make_rows_optimizer=embedding_optimizer or optimizer, clips=clip_grad_norm is not None,
                     hardware=load_hardware(hardware or backend.hardware), spill=spill, on_oom=on_oom, backend=backend,
-                    ranks=self.ranks, host_dtype=read_host_dtype(host_dtype),
-                    gradient_dtype=read_host_dtype(gradient_dtype, "gradient_dtype"),
+                    ranks=self.ranks, **read_host_dtypes(host_dtype, gradient_dtype),
                 )  # fmt: skip
                 self.strategy, self.hardware = self._spec.strategy, self._spec.hardware
                 self.clip_grad_norm, self.detect_anomaly, self.deterministic = (

@@ -39,19 +39,26 @@ def outcome(trainer):
 
 
 def check_ranks(ranks, model, problem, grain=(4, 3), *, tolerance=SAME, **options):
-    """Every rank has the bits of the first, and these are one process's numbers."""
-    expected, scores, rows = outcome(training.make_trainer(model, problem, grain, **options))
-    (found, evaluated, predicted), *others = run_ranks(
+    """As ``assert_ranks``, of trainers that are made with these options."""
+    one = outcome(training.make_trainer(model, problem, grain, **options))
+    every = run_ranks(
         ranks, lambda group: outcome(training.make_trainer(model, problem, grain, ranks=group, **options))
     )
+    assert_ranks(every, one, tolerance)
+
+
+def assert_ranks(every, one, tolerance=SAME, *, near=1e-6):
+    """Every rank has the bits of the first, and these are one process's numbers, scores as near as is said."""
+    (expected, scores, rows), (found, evaluated, predicted), *others = one, *every
     training.assert_same(found, expected, tolerance)
-    assert evaluated == pytest.approx(scores, rel=1e-6, nan_ok=True)
+    assert evaluated == pytest.approx(scores, rel=near, nan_ok=True)
     torch.testing.assert_close(predicted, rows, rtol=tolerance, atol=tolerance * max(float(rows.abs().max()), 1.0))
     for mine, other_scores, other_rows in others:
         assert mine.losses == found.losses
         np.testing.assert_equal(other_scores, evaluated)
         assert torch.equal(other_rows, predicted)
         for gradients, first in zip(mine.gradients, found.gradients, strict=True):
+            assert gradients.keys() == first.keys()
             assert all(torch.equal(gradients[name], gradient) for name, gradient in first.items())
 
 

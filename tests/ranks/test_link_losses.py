@@ -11,7 +11,7 @@ import hongtu
 from hongtu import LinkLoss
 from tests import problems, training
 from tests.models import SIX, H, Model
-from tests.ranks.test_dependencies import SAME, outcome
+from tests.ranks.test_dependencies import SAME, assert_ranks, outcome
 from tests.ranks.turns import run_ranks
 from tests.staged import on_disk
 
@@ -57,18 +57,8 @@ def build(model, kind, **options):
 @pytest.mark.parametrize("model", (SIX[0], SIX[4], DEEP), ids=repr)
 def test_they_give_the_numbers_of_one_process(model, kind, dependencies, ranks):
     """Counted is predicted, too."""
-    expected, scores, rows = outcome(build(model, kind))
     every = run_ranks(ranks, lambda group: outcome(build(model, kind, ranks=group, dependencies=dependencies)))
-    (found, evaluated, predicted), *others = every
-    training.assert_same(found, expected, SAME)
-    assert evaluated == pytest.approx(scores, rel=1e-9, nan_ok=True)
-    torch.testing.assert_close(predicted, rows, rtol=SAME, atol=SAME * max(float(rows.abs().max()), 1.0))
-    for mine, other_scores, _ in others:
-        assert mine.losses == found.losses
-        np.testing.assert_equal(other_scores, evaluated)
-        for gradients, first in zip(mine.gradients, found.gradients, strict=True):
-            assert gradients.keys() == first.keys()
-            assert all(torch.equal(gradients[name], gradient) for name, gradient in first.items())
+    assert_ranks(every, outcome(build(model, kind)), near=1e-9)
 
 
 def test_what_they_fetch_is_the_output_of_others():

@@ -28,13 +28,11 @@ class Traced:
         layers: a LayerShape per layer.
         values: those that stages give to later ones.
         output: columns of the model's output.
-        probabilities: its numbers lie from 0 to 1.
     """
 
     layers: tuple[LayerShape, ...]
     values: tuple[ValueShape, ...]
     output: int
-    probabilities: bool
 
 
 class GraphForm(NamedTuple):
@@ -70,9 +68,9 @@ def trace(network: Network, form: GraphForm) -> Traced:
         network.without_autocast(),
     ):
         versions = _buffer_versions(network)
-        found = _run(network, form, training=False)
+        found, _ = _run(network, form, training=False)
         with torch.enable_grad():  # to see what depends on a parameter that is trained
-            trained = _run(network, form, training=True)
+            trained, _ = _run(network, form, training=True)
         _check_buffers(network, versions)
     merged = _common(found, trained)
     network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
@@ -115,7 +113,7 @@ def constant_layers(network: Network, form: GraphForm) -> int:
     if any(_has_buffers(module) or is_altered(module) for _, module in network.row_modules[0]):
         return 0
     with modes_kept(network.modules), _differentiated(network):
-        found = _run(network, form, training=network.modules.training)
+        found, _ = _run(network, form, training=network.modules.training)
     for index, shape in enumerate(found.layers):
         changes = index > 0 and any(_changes(module) for module in _around_stage(network, index))
         trained = shape.trained or any(value.trained for value in found.values if value.stage == index)
@@ -163,10 +161,12 @@ def _differentiated(network: Network) -> Iterator[None]:
 def gives_probabilities(network: Network, form: GraphForm) -> bool:
     """Whether outputs lie from 0 to 1 however large features are."""
     with modes_kept(network.modules), torch.no_grad(), torch.random.fork_rng(devices=[]), network.without_autocast():
-        return _run(network, form, training=False, largest=1000.0).probabilities
+        _, out = _run(network, form, training=False, largest=1000.0)
+    return bool(((out >= 0) & (out <= 1)).all())
 
 
-def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 1.0) -> Traced:
+def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 1.0) -> tuple[Traced, Tensor]:
+    """What a model shows, and what it gives."""
     network.modules.train(training)
     block = toy_block(form.dtype)
     h = torch.sin(torch.arange(2 * form.features, dtype=form.dtype)).mul_(largest).reshape(2, form.features)
@@ -232,8 +232,7 @@ def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 
         if combined:
             s = ()
     out, _ = run_stage(len(network.layers))
-    probabilities = bool(((out >= 0) & (out <= 1)).all())
-    return Traced(tuple(layers), tuple(values), out.shape[1], probabilities)
+    return Traced(tuple(layers), tuple(values), out.shape[1]), out
 
 
 def _buffer_versions(network: Network) -> dict[str, int]:
@@ -267,7 +266,7 @@ def _common(a: Traced, b: Traced) -> Traced:
         replace(x, same_as=x.same_as if x.same_as == y.same_as else None, trained=y.trained)
         for x, y in zip(a.values, b.values, strict=True)
     )
-    return Traced(layers, values, a.output, a.probabilities)
+    return Traced(layers, values, a.output)
 
 
 def toy_block(dtype: torch.dtype, rows: int = 2, sources: int | None = None, edges: int | None = None) -> Block:

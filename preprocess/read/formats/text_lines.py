@@ -104,8 +104,8 @@ def _whole_lines(path: Path, block: int) -> Iterator[tuple[bytes, int]]:
                 data = rest + data
                 if b"\0" in data or (line == 1 and data.startswith(UTF_16)):
                     at = line + data.count(b"\n", 0, max(data.find(b"\0"), 0))
-                    of_first = [remedy for magic, remedy in OTHER_FILES.items() if line == 1 and data.startswith(magic)]
-                    remedy = of_first[0] if of_first else "convert it (UTF-16: iconv)"
+                    known = (remedy for magic, remedy in OTHER_FILES.items() if line == 1 and data.startswith(magic))
+                    remedy = next(known, "convert it (UTF-16: iconv)")
                     raise InputError(f"{path}: line {at}: a zero byte, expected UTF-8 text; {remedy}")
                 cut = data.rfind(b"\n") + 1
                 rest = data[cut:]
