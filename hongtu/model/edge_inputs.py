@@ -134,6 +134,7 @@ class _Edges:
         """A number for each edge: weights or types."""
         assert layer.edge_inputs is not None
         wanted = layer.edge_inputs.get(argument)
+        of_list = wanted is not None and wanted.name != MATRIX and wanted.optional != "argument"  # weights beside edges
         if self._matrix and layer.weighted and argument == WEIGHTS:
             wanted = EdgeInput(MATRIX)  # of a matrix the values come along, whatever else is passed
         given = None if wanted is None else self._given(wanted)
@@ -153,7 +154,7 @@ class _Edges:
             numbers = numbers.astype(np.float32)
         self._note_optional(wanted)
         adds = isinstance(layer, NormalizedSum) and layer.normalize and layer.add_self_loops
-        if adds and self._matrix == "sparse tensor":
+        if adds and self._matrix == "sparse tensor" and not of_list:
             numbers = self._with_added_loops(numbers, 2 if layer.improved else 1)
         return self._choose(argument, numbers, title)
 

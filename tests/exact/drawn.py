@@ -280,8 +280,12 @@ def _write_forward(rng: np.random.Generator, drawn: Drawn) -> None:
     plain = model.reference(problem.width, problem.classes)
     if model.frozen or any(type(part).__module__.startswith(("builtins", "tests")) for part in plain):  # headers, norms
         return
-    of_matrix = problem.weights is not None and "adj_t" in problem.given.get("data", ())
-    if of_matrix and any(isinstance(part, GINConv | SAGEConv) for part in plain):  # its values weigh what they sum
+    of_matrix = "adj_t" in problem.given.get("data", ())
+    weighed = of_matrix and problem.weights is not None
+    if weighed and any(isinstance(part, GINConv | SAGEConv) for part in plain):  # its values weigh what they sum
+        return
+    by_matrix = of_matrix and (form is Optional or not weighed) and bool((problem.edges[0] == problem.edges[1]).any())
+    if by_matrix and any(hasattr(part, "normalize") for part in plain):  # which counts self-loops twice
         return
     with contextlib.suppress(hongtu.errors.InputError, RuntimeError):
         own.build_reference(problem)

@@ -291,6 +291,33 @@ def test_the_values_of_a_matrix_come_along(forward, parts):
     check(prepare(data), net(forward, **made()), call, data)
 
 
+def of_weighed_edges(self, x, edge_index, edge_weight):
+    return self.b(self.a(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
+
+
+def of_weighed_edges_of_data(self, data):
+    return of_weighed_edges(self, data.x, data.edge_index, data.edge_weight)
+
+
+@pytest.mark.parametrize("forward", [of_weighed_edges, of_weighed_edges_of_data])
+@pytest.mark.parametrize("parts", ["gcn", "hops"])
+def test_self_loops_of_a_matrix_that_is_taken_as_edges_and_weights(forward, parts):
+    """As of edges: a self-loop takes the place of the one that is added."""
+    data = graph()
+    unique = torch.unique(data.edge_index[0] * N + data.edge_index[1])
+    edges = torch.stack([unique // N, unique % N])
+    assert (edges[0] == edges[1]).any()
+    weight = numbers(edges.shape[1])
+    matrix = to_torch_csr_tensor(edges.flip(0), weight, size=(N, N))
+    given = Data(x=data.x, adj_t=matrix, y=data.y, train_mask=data.train_mask)
+    whole = Data(x=data.x, edge_index=edges, edge_weight=weight.double())
+
+    def call(m):
+        return m(whole) if forward is of_weighed_edges_of_data else m(whole.x, edges, whole.edge_weight)
+
+    check(prepare(given), net(forward, **WEIGHED[parts]()), call, data)
+
+
 def may_weigh(self, x, edge_index, edge_weight=None):
     return self.b(self.a(x, edge_index, edge_weight), edge_index)
 
