@@ -13,7 +13,9 @@ from typing import Any
 
 from hongtu.bench import worker as inside
 from hongtu.bench.worker import FIRST, Order
-from hongtu.errors import InputError
+from hongtu.errors import InputError, RankLost
+
+CAUSE_SECONDS = 5.0  # that a lost rank's own last words are waited for
 
 
 class Process:
@@ -87,10 +89,13 @@ class Worker:
                 self.do("drop")
 
     def _answer(self, answers: list[Future[dict[str, Any]]]) -> dict[str, Any]:
-        done, _ = wait(answers, return_when=FIRST_EXCEPTION)  # the others may wait for one that has ended
+        wait(answers, return_when=FIRST_EXCEPTION)  # the others may wait for one that has ended
+        if any(answer.done() and isinstance(answer.exception(), RankLost) for answer in answers):
+            wait(answers, timeout=CAUSE_SECONDS)  # whoever lost a rank may say so before it is known why that one ended
+        failures = [answer.exception() for answer in answers if answer.done()]
         try:
-            for answer in done:
-                answer.result()
+            for failure in sorted(filter(None, failures), key=lambda failure: isinstance(failure, RankLost)):
+                raise failure
             return of_ranks([answer.result() for answer in answers])
         except InputError as refused:
             refused.args = (f"{self.run.label}: {refused}",)

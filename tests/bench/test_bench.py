@@ -165,7 +165,7 @@ def test_ranks_stand_beside_one_process(artifact, tmp_path, capsys):
     assert "hongtu full, 2 ranks, comm" in capsys.readouterr().out
     with process.worker(Order(artifact=str(artifact), model=Model(name="gcn"), run=Run(ranks=2))) as ranks:
         os.kill(next(iter(ranks._processes[1]._pool._processes)), signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"hongtu None, 2 ranks, cache: its process was killed|rank 1"):
+        with pytest.raises(RuntimeError, match="hongtu None, 2 ranks, cache: its process was killed"):
             ranks.epoch()
 
 
