@@ -150,7 +150,14 @@ class _Probe:
         return remembered(_probed, self._key(), self._most_of_kinds)
 
     def _most_of_kinds(self) -> dict[str, Taken]:
-        found = [self.run(kind) for kind in self.network.kinds]
+        with torch.random.fork_rng(devices=[]):
+            twin = self.network.twin()
+        for module in twin.modules.modules():
+            if isinstance(module, EdgeDropout):
+                module.p = min(module.p, 2.0**-40)  # as if it drew that all edges are kept
+        for parameter in twin.modules.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        found = [self.run(twin, kind) for kind in self.network.kinds]
         return {name: max((of[name] for of in found), key=lambda x: x.most - x.before) for name in found[0]}
 
     def _key(self) -> Hashable | None:
@@ -175,9 +182,9 @@ class _Probe:
         d, s, e, hub = (ceil((self.part or 1.0) * int(x.max(initial=0))) for x in counts)
         return d, max(s, 1), e, min(e, hub)
 
-    def run(self, kind: Kind) -> dict[str, Taken]:
-        """Layers on vertices and edges of one kind."""
-        plan, view, network, part = self.plan, self.view, self.network, self.part
+    def run(self, twin: Network, kind: Kind) -> dict[str, Taken]:
+        """A copy of the layers on vertices and edges of one kind."""
+        plan, view, part = self.plan, self.view, self.part
         topology = _largest_block(self.sizes, plan.shape, kind, weighted=view.edge_weight is not None)
         schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
         shape = plan.shape
@@ -198,12 +205,6 @@ class _Probe:
         host = _placeholder_rows(small, self.dtype, ceil((part or 1.0) * _most_with_loss(view, self.loss)), kind)
         device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
         with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
-            twin = network.twin()
-            for module in twin.modules.modules():
-                if isinstance(module, EdgeDropout):
-                    module.p = min(module.p, 2.0**-40)  # as if it drew that all edges are kept
-            for parameter in twin.modules.parameters():
-                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
             program = small.program
             scored = _Unscored() if isinstance(self.loss, EdgeLoss) else self.loss
             means = Means(
