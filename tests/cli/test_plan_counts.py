@@ -51,6 +51,7 @@ def test_bytes_are_those_of_a_graph_with_these_counts(budget, graphs, capsys, mo
             assert found["peak_bytes"][memory] == pytest.approx(true["peak_bytes"][memory], rel=0.15), (kind, memory)
 
 
+@pytest.mark.long
 def test_what_a_host_has_beside_the_process_is_as_much_smaller(capsys, monkeypatch, tmp_path):
     """Of the process there is one, whatever the graph."""
     monkeypatch.setattr(plan_counts, "EDGES", EDGES * 2 // 5)

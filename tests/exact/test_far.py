@@ -60,6 +60,7 @@ def fit(step, kept):
     return fitted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "step", "kept"), [(NORMED, 1, 0), (DEEP, 2, 0), (NORMED, 3, 1)])
 def test_what_is_far_is_counted_as_planned_and_changes_no_bit(model, step, kept, tmp_path):
     free, spilling = pair(model, (2, 3), tmp_path, fit=fit(step, kept))

@@ -58,6 +58,7 @@ def check(exact, narrow, epochs=3):
     return expected, record
 
 
+@pytest.mark.long
 @pytest.mark.most(12)
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("model", MODELS, ids=repr)
@@ -66,6 +67,7 @@ def test_counted_is_predicted_and_numbers_are_near(model, grain, budget):
     check(*pair(model, grain, device_memory=budget), epochs=2)
 
 
+@pytest.mark.long
 @pytest.mark.most(6)
 @pytest.mark.parametrize("strategy", ("full", "none"))
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")

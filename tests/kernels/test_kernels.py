@@ -135,6 +135,7 @@ def test_additive_logits(graph, heads, channels, dtype):
     both("additive_logits_transpose", (*given, grad), [random(num_src, width, dtype=dtype)], module)
 
 
+@pytest.mark.long
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("heads,channels", [(1, 1), (1, 130), (3, 5)])

@@ -26,6 +26,7 @@ def run(path, monkeypatch, directory):
     exec(compile(text, str(path), "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem != "ranks"], ids=lambda path: path.stem)
 def test_an_example_runs(path, monkeypatch, tmp_path, capsys):
     datasets = pytest.importorskip("torch_geometric.datasets")

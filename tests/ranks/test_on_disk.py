@@ -25,6 +25,7 @@ OUTSIDE = {"strategy": hongtu.Strategy(resident=False), "device_memory": "64KiB"
 DEEP = Model("deep", lambda f, c: [hongtu.nn.SAGEConv(f, H), hongtu.nn.GCNConv(H, H), hongtu.nn.GATConv(H, c)], None)
 
 
+@pytest.mark.long
 @pytest.mark.most(6)
 @pytest.mark.parametrize("left", (0, 2))
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32))
@@ -75,6 +76,7 @@ def test_every_rank_has_the_limit_for_itself(tmp_path):
     run_ranks(2, work)
 
 
+@pytest.mark.long
 @pytest.mark.most(5)
 @pytest.mark.parametrize("spills", (False, True))
 @pytest.mark.parametrize("dependencies", DEPENDENCIES)
