@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def test_they_are_there_and_executed():
-    assert [path.stem for path in NOTEBOOKS] == ["first_hour", "out_of_memory"]
+    assert [path.stem for path in NOTEBOOKS] == ["first_hour", "mesh", "out_of_memory"]
     for path in NOTEBOOKS:
         cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
         assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), path.name
