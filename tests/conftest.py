@@ -121,15 +121,19 @@ def few_objects() -> None:
 
 @pytest.fixture(autouse=True)
 def undefined_rows_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vertex rows that nobody has written are NaN, every time. Tests without torch do not load it for that."""
+    """Vertex rows that nobody has written are NaN, every time, and weights the same ones, whichever tests ran before.
+    Tests without torch do not load it for that."""
     if "torch_geometric" in sys.modules:
         plain_propagate()
     if "torch" not in sys.modules:
         return
+    import torch
+
     from hongtu.device.simulated import Poisonous
     from hongtu.engine import host_store
 
     monkeypatch.setattr(host_store, "Pool", Poisonous)
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ class Spec:
     """What a random model is made of.
 
     Attributes:
-        kind: "hetero", "hgt" or "to_hetero".
+        kind: "hetero", "hgt", "han" or "to_hetero".
         convs: by hop and relation, the number of a convolution.
         taken: by hop, what convolutions take of edges, and of which relations.
         last: makes what stands behind the model.
@@ -191,6 +191,8 @@ class Spec:
     def hop(self, data: HeteroData, k: int) -> nn.Module:
         if self.kind == "hgt":
             return pyg.HGTConv(-1 if not self.maps else self.width, self.width, data.metadata(), heads=self._heads())
+        if self.kind == "han":
+            return pyg.HANConv(-1, self.width, data.metadata(), heads=self._heads())
         if self.kind == "to_hetero":
             return pyg.to_hetero(Homogeneous(self.width, self.aggr), data.metadata(), aggr=self.aggr)
         return pyg.HeteroConv({r: self._conv(data, k, r, number) for r, number in self.convs[k].items()}, self.aggr)
@@ -236,7 +238,7 @@ def draw_types(rng: np.random.Generator, problem: Problem, data: HeteroData, *, 
         for name in ("edge_attr", "edge_weight")
     }
     taken = [{name: [r for r in has[name] if hop[r] in TAKE[name]] for name in has} for hop in convs]
-    kind = str(rng.choice(["hetero", "hgt", "to_hetero"], p=[0.6, 0.25, 0.15]))
+    kind = str(rng.choice(["hetero", "hgt", "han", "to_hetero"], p=[0.5, 0.2, 0.15, 0.15]))
     spec = Spec(
         kind, hops, int(rng.integers(1, 7)), problem.classes, str(rng.choice(["sum", "mean", "max", "min", "cat"])),
         *(bool(x) for x in rng.random(4) < (0.6, 0.3, 0.5, 0.4)), drops, convs, taken,
