@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hongtu.graph.reach import sources_of
 from hongtu.graph.topology import Topology
-from hongtu.ranks.receptive import FAR, add_over_edges, hops_from, sources_of
+from hongtu.ranks.receptive import FAR, add_over_edges, hops_from
 
 UNREAD = -1
 

@@ -10,7 +10,6 @@ import pytest
 
 from hongtu.graph.topology import build_topology
 from hongtu.plan.cache import gaps, intervals, reuse
-from hongtu.plan.passes import prune
 from tests.plain_forms import assert_same
 
 SIZES = [(0, 1, 1), (1, 1, 1), (3, 9, 0), (5, 40, 7), (32, 300, 90)]  # batches, vertices, most rows of a batch
@@ -24,6 +23,7 @@ def requests(request):
     rows = [np.sort(rng.choice(vertices, min(most, int(rng.integers(0, most + 1))), False)) for _ in range(batches)]
     start = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return start, np.concatenate([[], *rows]).astype(np.int32), vertices
+
 
 def gaps_of(start, following, allowed, b):
     """The requests of a batch that begin a gap which may be kept, each with where that ends."""
@@ -54,7 +54,6 @@ def stay(start, following, allowed, found, kept):
     return stays
 
 
-
 def test_gaps(requests):
     start, row, vertices = requests
     following = intervals.next_uses(start, row, vertices)
@@ -80,7 +79,3 @@ def test_what_chunks_read(vertices, devices, chunks):
         for b, (first, end) in enumerate(pairwise(begin)):
             wanted = np.concatenate([topology.neighbour_set(c) for c in schedule[:, b]])
             assert rows[first:end].tolist() == sorted(set(wanted[(wanted >= lo) & (wanted < hi)].tolist()))
-    for part in (0.0, 0.2, 1.0):
-        mask, t = rng.random(vertices) < part, topology
-        of_chunks = t.chunk_start, t.in_edge_start, t.source_start, t.sources, t.local_source
-        assert_same(prune._sources_of, *of_chunks, mask)

@@ -14,12 +14,12 @@ from hongtu.compiled import SMALL
 from hongtu.config import BudgetShare, in_bytes, size
 from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
+from hongtu.graph.reach import receptive_field
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.plan.cost.seconds import least_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice, View
-from hongtu.plan.passes.prune import pays, receptive_field
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import make_plan, most_array_bytes, plan_caches, sketch_plan
@@ -28,6 +28,7 @@ from hongtu.plan.search.residents import choose_residents, every_tensor
 
 SLABS = True, False  # one takes a little more memory; it is the choice where an epoch is predicted to be as fast
 SWEEPS = 2.5  # over a group's rows, that starting it may take as long as
+WORTH_IT = 0.6  # pruning is off where more than this part of all layers' edges remains: it costs planning
 BESIDE = 8  # groups of chunks: what crosses beside the last of them is little
 
 
@@ -220,6 +221,13 @@ def _fields(graph: GraphShape, shape: NetworkShape, strategy: Strategy) -> tuple
         return ()
     masks = receptive_field(graph.topology, graph.loss_vertices, shape.layers_above(shape.last_norm))
     return tuple(masks) if pays(graph.topology, masks) else ()
+
+
+def pays(topology: Topology, masks: list[np.ndarray]) -> bool:
+    """Whether the layers' receptive fields (all masks but the last) have clearly fewer vertices and edges."""
+    degree = np.diff(np.asarray(topology.in_edge_start)) + 1
+    left = sum(int(degree[mask].sum()) for mask in masks[:-1])
+    return left < WORTH_IT * (len(masks) - 1) * int(degree.sum())
 
 
 def _schedule(graph: GraphShape, topology: Topology, strategy: Strategy) -> np.ndarray:
