@@ -22,7 +22,8 @@ from hongtu.engine.stores import STORES, File, Store
 from hongtu.graph.artifact import Artifact
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import DiskLayout, Kept
+from hongtu.plan.memory.disk import DiskLayout
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Laid, Summed, Target
 

@@ -19,7 +19,7 @@ from hongtu.device.pool import Make, Pool
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host import available_bytes
 from hongtu.kernels.rows import zero_rows
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.memory.structure import FLOAT
 
 GATHERED = 16 << 20  # bytes of rows that are copied at a time

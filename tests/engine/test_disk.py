@@ -26,7 +26,8 @@ from hongtu.engine.host_store import HostStore
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages, in_large_pages
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import DiskLayout, Kept, _room
+from hongtu.plan.memory.disk import DiskLayout, _room
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Summed
 from tests import problems, training

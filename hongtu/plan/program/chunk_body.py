@@ -174,7 +174,7 @@ class _Body:
         """Without gradients."""
         plan, p, shape = self.plan, self.p, self.shape
         assert shape is not None
-        in_place = shape.reduce is not None and aggregates_in_place(p, plan.shape, plan.view(p), plan.resident)
+        in_place = shape.reduce is not None and aggregates_in_place(plan, p)
         if shape.reduce is None:
             yield call("gather", "slot_of_source", gives="z", at=self._cache("read"))
             yield self._aggregate(graph=False)

@@ -29,7 +29,7 @@ from hongtu.model.structure import Kind
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.passes.shapes import NetworkShape
