@@ -58,31 +58,12 @@ class StagedDevice(Device):
         self._scripts: list[Script] = []  # of the pass: one for each batch where they stay, else one for each set
         self._kept: dict[str, list[Script]] = {}  # by pass, those that stay
         self._script_memory: list[Typed] = []  # of the pass, one for each set
-        self.slab: Slab | None = None
 
     def hold(self, nbytes: int) -> None:
         if self.slab is None:
             self._pool.shrink(0)
             self.reserve("slab", nbytes)
             self.slab = Slab(self.empty((nbytes,), torch.uint8))
-
-    def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if self.slab is None or at is None:
-            return super()._make(shape, dtype)
-        return self.slab.place(name, at, shape, dtype)
-
-    def _give_back(self, name: str, tensor: Tensor) -> None:
-        if self.slab is None:
-            super()._give(tensor)
-        else:
-            self.slab.remove(name)
-
-    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return super()._make(shape, dtype) if self.slab is None else self.slab.stack(shape, dtype)
-
-    def _give(self, tensor: Tensor) -> None:
-        if self.slab is None:  # else all are given back together
-            super()._give(tensor)
 
     def keep_scripts(self, name: str, nbytes: Sequence[int], dtypes: dict[str, torch.dtype]) -> None:
         memory = self._pinned((sum(map(aligned, nbytes)),), torch.uint8)
@@ -104,8 +85,6 @@ class StagedDevice(Device):
     def release_all(self) -> None:
         self._scripts, self._script_memory = [], []
         super().release_all()
-        if self.slab is not None:
-            self.slab.unstack()
 
     def _script(self, number: int) -> Script:
         script, memory = self._scripts[number % len(self._scripts)], self._script_memory

@@ -217,9 +217,9 @@ class _Probe:
                 found = {}
                 for p in passes:
                     device.reset_peaks()
-                    before = device.workspace
+                    before = device.workspace.live
                     executor.run((p,))
-                    found[p.name] = Taken(before, device.workspace, device.workspace_peak)
+                    found[p.name] = Taken(before, device.workspace.live, device.workspace.peak)
                 return found
 
             try:
