@@ -13,8 +13,7 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
-from hongtu.plan.cache.gaps import choose_gaps
-from hongtu.plan.cache.lookahead import lookahead_intervals
+from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.cache.reuse import uses_of
 from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
@@ -34,34 +33,25 @@ class LoadCounter:
         smallest: slots per device that the largest batch needs; all that the paper's plan takes.
         largest: slots per device with which nothing is loaded twice.
         paper_rows: rows that the paper's reuse loads (V_+ru).
+        floor: rows that are read at all: every plan loads each of them.
     """
 
     def __init__(self, topology: Topology, schedule: np.ndarray) -> None:
-        self._uses, self._needed = [], []
-        self.paper_rows = 0
-        largest = []
+        self._topology, self._schedule = topology, schedule
+        self.paper_rows = self.floor = 0
+        smallest, largest = [], []
         for uses in uses_of(topology, schedule):
-            start, row = uses.own
-            batch = np.repeat(np.arange(len(start) - 1), np.diff(start))
-            mirrored = np.diff(uses.mirror[0])
-            self._uses.append(uses)
-            self._needed.append(np.diff(start) + mirrored)
-            self.paper_rows += len(row) - int(np.count_nonzero(uses.own_next == batch + 1))
-            largest.append(int(np.count_nonzero(uses.own_next < 0) + mirrored.max(initial=0)))
-        self.smallest = tuple(int(needed.max(initial=0)) for needed in self._needed)
-        self.largest = tuple(largest)
-
-    @property
-    def floor(self) -> int:
-        """Rows that are read at all: every plan loads each of them."""
-        return sum(int(np.count_nonzero(uses.own_next < 0)) for uses in self._uses)
+            start, following = uses.own[0], uses.own_next
+            batch, once = np.repeat(np.arange(len(start) - 1), np.diff(start)), int(np.count_nonzero(following < 0))
+            self.paper_rows += len(following) - int(np.count_nonzero(following == batch + 1))
+            self.floor += once
+            smallest.append(int(uses.window_rows(0).max(initial=0)))
+            largest.append(once + int(np.diff(uses.mirror[0]).max(initial=0)))
+        self.smallest, self.largest = tuple(smallest), tuple(largest)
 
     def lookahead_rows(self, capacity: Sequence[int]) -> int:
         """Rows that lookahead loads with so many slots on every device (at least ``smallest``)."""
-        rows = 0
-        for uses, needed, slots in zip(self._uses, self._needed, capacity, strict=True):
-            rows += len(uses.own[1]) - int(choose_gaps(uses.own_gaps, int(slots) - needed, 0).sum())
-        return rows
+        return sum(loads for loads, _ in count_lookahead(self._topology, self._schedule, capacity))
 
     def curve(self) -> list[tuple[int, int]]:
         """(slots of all devices, rows loaded) from the smallest cache to one for every row."""
