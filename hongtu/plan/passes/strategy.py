@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from hongtu.errors import InputError
@@ -56,21 +56,8 @@ class Strategy:
             raise InputError("strategy: group needs schedule='input' (Algorithm 4 orders the artifact's own chunks)")
 
 
-_PAPER = Strategy(
-    reuse="paper",
-    schedule="paper",
-    group=False,
-    once_per_vertex=False,
-    transform_first=False,
-    no_input_gradient=False,
-    cache_input_aggregate=False,
-    fuse_last_layer=False,
-    prune=False,
-    resident=False,
-    overlap=False,
-    capture=False,
-    save=False,
-)
+_OFF: dict[str, Any] = {switch.name: False for switch in fields(Strategy) if switch.default is True}
+_PAPER = Strategy(reuse="paper", schedule="paper", **_OFF)
 STRATEGIES = {
     "none": replace(_PAPER, reuse="none"),
     "p2p": replace(_PAPER, reuse="p2p"),
