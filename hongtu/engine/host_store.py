@@ -101,21 +101,18 @@ class HostStore:
         self._tensors[name] = rows
         if kept is not None:
             self._kept[name] = kept
-        self._pin(rows.nbytes)
+        self.count_pinned(rows.nbytes)
         return rows
 
-    def _pin(self, nbytes: int) -> None:
+    def count_pinned(self, nbytes: int) -> None:
+        """Count pinned memory for the rest of the run."""
         self._pinned += nbytes
         self._pinned_peak = max(self._pinned_peak, self._pinned)
 
     def staging(self, nbytes: int) -> None:
         """Count the pinned staging memory of a pass, until the next call."""
-        self._pin(nbytes - self._staging)
+        self.count_pinned(nbytes - self._staging)
         self._staging = nbytes
-
-    def keep_pinned(self, nbytes: int) -> None:
-        """Count pinned memory that devices' scripts have for the rest of the run."""
-        self._pin(nbytes)
 
     def free(self, name: str) -> None:
         tensor = self._tensors.pop(name)

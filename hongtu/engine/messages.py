@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -15,7 +15,6 @@ from hongtu.engine.host_store import HostStore
 from hongtu.metrics import Traffic
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.program.moves import Cross, Post
-from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Together
 
 LEAST = 2**16  # bytes of a message, but for the last of a pass: every message costs something
@@ -110,13 +109,8 @@ class Messages:
     def arrange(self) -> None:
         """Tell each other when rows leave; all ranks call it, when each has an engine."""
         for passes in (self._program.setup, self._program.train, self._program.evaluate):
-            self._learn(passes)
-
-    def _learn(self, passes: Iterable[PassProgram]) -> None:
-        """Which way the rows of every instruction go; what one posts another ends."""
-        posted: dict[str, Ways] = {}
-        for p in passes:
-            for x in (*p.before, *p.body, *p.after):
+            posted: dict[str, Ways] = {}  # what one instruction posts another ends
+            for x in (x for p in passes for x in (*p.before, *p.body, *p.after)):
                 if isinstance(x, Post):
                     self._ways[x] = posted[x.tensor] = self._by_step(x)
                 elif isinstance(x, Cross):

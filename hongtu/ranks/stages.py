@@ -31,9 +31,9 @@ class Stages(ABC):
     layers: int
 
     @property
-    @abstractmethod
     def fetches(self) -> bool:
         """Whether some rank may fetch a row."""
+        return True
 
     @abstractmethod
     def of(self, topology: Topology, first: int, end: int) -> np.ndarray:
@@ -88,10 +88,6 @@ class ByVertex(Stages):
     row: tuple[float, ...]
     edge: tuple[float, ...]
     fetch: tuple[float, ...]
-
-    @property
-    def fetches(self) -> bool:
-        return True
 
     def of(self, topology: Topology, first: int, end: int) -> np.ndarray:
         v, degree = topology.num_vertices, np.diff(topology.in_edge_start)

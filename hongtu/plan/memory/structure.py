@@ -66,17 +66,13 @@ def edge_order(*, mean: bool, weighted: bool) -> dict[str, Array]:
     return found | ({"by_source scale": Array("edges", FLOAT)} if mean or weighted else {})
 
 
-def layers_near(p: Pass, shape: NetworkShape) -> list[int]:
-    """The layers whose update or transform a pass's stage runs."""
-    return [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
-
-
 def pass_needs(p: Pass, shape: NetworkShape, view: Topology) -> Needs:
     """What a pass on chunks needs."""
     layer = None if p.layer is None else shape.layers[p.layer]
     edges = layer is not None and (p.exchange is not None or p.flush is not None)
     found, beside = {"ids": Array("destinations", "int64")}, dict[str, Array]()
-    if any(shape.layers[k].uses_statistics for k in layers_near(p, shape)):
+    near = [shape.layers[k] for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
+    if any(of.uses_statistics for of in near):  # whose update or transform the stage runs
         if shape.factors is not None:
             found["factors"] = Array("destinations", FLOAT, 2)
         elif shape.statistics_columns:

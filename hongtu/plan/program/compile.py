@@ -76,11 +76,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             before += [_place_structure(stays_at(plan, *stays), stays[1]) for stays in plan.edge_order(p).values()]
             body.append(moves.Compute(body=sort_edges(plan, p), graph=False, saves=False))
     if FEATURES in plan.resident:
-        starts = plan.topology.partition_start
-        start = tuple(
-            plan.topology.chunk_start[i * plan.topology.chunks : (i + 1) * plan.topology.chunks + 1] - starts[i]
-            for i in devices
-        )
+        start = tuple(begins["destinations"] for begins in plan.structure_spans)
         before.append(_place(plan, FEATURES, zero=False))
         into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
         given = Ref(tensor=FEATURES, where="host", dtype=plan.host_dtype(FEATURES))
