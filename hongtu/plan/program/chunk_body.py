@@ -89,7 +89,7 @@ class _Body:
         for name in p.outputs:
             yield self._write(name, name, holds=name in p.holds)
         if p.saves:
-            yield call("save", stage=self._stage)
+            yield call("save", stage=p.stage)
 
     def _loss(self) -> Call:
         return call("loss", OUTPUT, "labels", "loss_bits", gives=gradient(OUTPUT))
@@ -97,7 +97,7 @@ class _Body:
     def backward(self) -> Iterator[Call]:
         p, shape = self.p, self.shape
         if p.saves:
-            yield call("resume", stage=self._stage)
+            yield call("resume", stage=p.stage)
         else:
             yield from self._values(graph=True)
         if p.loss:
@@ -237,11 +237,6 @@ class _Body:
     def _layer(self) -> int:
         assert self.p.layer is not None
         return self.p.layer
-
-    @property
-    def _stage(self) -> int:
-        assert self.p.stage is not None
-        return self.p.stage
 
     @property
     def _s(self) -> tuple[str, ...]:
