@@ -6,7 +6,6 @@ Legend: V vertices, B batches, m devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -71,49 +70,30 @@ def lookahead_summary(topology: Topology) -> dict[str, Any]:
     return {"rows": rows, "pulled": pulled, "floor": counter.floor, "capacity": list(counter.smallest)}
 
 
-@dataclass(frozen=True)
-class Rung:
-    """A step of the ladder of savings.
-
-    Attributes:
-        name: for people.
-        rows: rows that one pass loads from the host.
-        bytes: over the host link, all passes of an epoch that load or flush, at the plan's widths.
-        seconds: the same passes by Equation 4, of a device.
-    """
-
-    name: str
-    rows: int
-    bytes: int
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def ladder(plan: ExecutionPlan, volume: dict[str, int], lookahead_rows: int, hardware: Hardware) -> list[Rung]:
-    """From every chunk's own loads to lookahead, with the plan's widths: what each policy moves over the host link.
+def ladder(
+    plan: ExecutionPlan, volume: dict[str, int], lookahead_rows: int, hardware: Hardware
+) -> list[dict[str, Any]]:
+    """From every chunk's own loads to lookahead: the "name" of each policy; the "rows" that one pass loads from the
+    host; the "bytes" over the host link in all passes of an epoch that load or flush, at the plan's widths; and the
+    "seconds" of these passes by Equation 4, of a device.
 
     Args:
         volume: ``v_ori``, ``v_p2p`` and ``v_ru`` of the artifact's chunks.
         lookahead_rows: rows that one pass loads under lookahead in the paper's buffer.
     """
     ori, p2p, ru = volume["v_ori"], volume["v_p2p"], volume["v_ru"]
-    row, m = row_bytes(plan), plan.topology.partitions
-    steps = (
-        ("none", (ori, ori, ori)),
-        ("+ p2p", (ori, p2p, p2p)),
-        ("+ reuse (paper)", (ori, p2p, ru)),
-        ("lookahead", (ori, p2p, lookahead_rows)),
-    )
-    return [Rung(name, rows[-1], rows[-1] * row, hardware.equation4(*rows, row, m)) for name, rows in steps]
-
-
-def row_bytes(plan: ExecutionPlan) -> int:
-    """Bytes of a row, summed over all loads and flushes of it in an epoch."""
-    width = plan.passes.width
-    columns = sum(width[name] for p in plan.passes.train for name in (p.exchange, p.flush) if name is not None)
-    return columns * plan.shape.itemsize
+    names = (name for p in plan.passes.train for name in (p.exchange, p.flush) if name is not None)
+    row, m = sum(plan.passes.width[name] for name in names) * plan.shape.itemsize, plan.topology.partitions
+    steps = {
+        "none": (ori, ori, ori),
+        "+ p2p": (ori, p2p, p2p),
+        "+ reuse (paper)": (ori, p2p, ru),
+        "lookahead": (ori, p2p, lookahead_rows),
+    }
+    return [
+        {"name": name, "rows": rows[-1], "bytes": rows[-1] * row, "seconds": hardware.equation4(*rows, row, m)}
+        for name, rows in steps.items()
+    ]
 
 
 def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, Any]:
