@@ -56,18 +56,13 @@ def way_by_step(rows: np.ndarray, steps: np.ndarray, least: int) -> Way:
     return Way(torch.from_numpy(rows[order]), [step for step, _ in leave], [end for _, end in leave])
 
 
-@dataclass
-class Ways:
-    """Those of one exchange, by rank."""
-
-    out: list[Way]
-    into: list[Way]
+Ways = tuple[list[Way], list[Way]]  # of one exchange, by rank: those out, and those in
 
 
 def _at_once(x: Cross) -> Ways:
     """All rows of each rank in one message."""
     out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
-    return Ways([way_at_once(rows) for rows in out], [way_at_once(rows) for rows in into])
+    return list(map(way_at_once, out)), list(map(way_at_once, into))
 
 
 @dataclass
@@ -123,13 +118,11 @@ class Messages:
         theirs = [torch.empty(len(rows), dtype=torch.int32) for rows in into]
         self._ranks.exchange([torch.from_numpy(steps) for steps in x.steps], theirs)
         least = -(-LEAST // self._row(x.tensor))
-        ways = Ways(
-            [way_by_step(rows, steps, least) for rows, steps in zip(out, x.steps, strict=True)],
-            [way_by_step(rows, steps.numpy(), least) for rows, steps in zip(into, theirs, strict=True)],
-        )
-        self._host.count_pageable(sum(way.rows.nbytes for way in (*ways.out, *ways.into)))
+        leaving = [way_by_step(rows, steps, least) for rows, steps in zip(out, x.steps, strict=True)]
+        coming = [way_by_step(rows, steps.numpy(), least) for rows, steps in zip(into, theirs, strict=True)]
+        self._host.count_pageable(sum(way.rows.nbytes for way in (*leaving, *coming)))
         self._host.count_pageable(sum(steps.nbytes for steps in x.steps))
-        return ways
+        return leaving, coming
 
     def expect(self, x: Post) -> None:
         """Begin to receive, before the pass's first batch: what others send meanwhile need not wait for this rank."""
@@ -147,24 +140,24 @@ class Messages:
         so that the sum is always the same."""
         rows = self._host[x.tensor]
         put = rows.index_copy_ if x.link == "fetch" else rows.index_add_
-        for way, part in zip(self._ways[x].into, self._end(x), strict=True):
+        for way, part in zip(self._ways[x][1], self._end(x), strict=True):
             put(0, way.rows, part)
 
     def _begin(self, x: Cross | Post) -> Going:
         """Make room for what comes, and expect it."""
-        ways, rows = self._ways[x], self._host[x.tensor]
-        counts = [len(way.rows) for way in (*ways.out, *ways.into)]
+        (out, into), rows = self._ways[x], self._host[x.tensor]
+        counts = [len(way.rows) for way in (*out, *into)]
         memory = self._memory[: sum(counts) * self._row(x.tensor)].view(rows.dtype)
         parts = memory.view(sum(counts), rows.shape[1]).split(counts)
-        sent, received = parts[: len(ways.out)], parts[len(ways.out) :]
+        sent, received = parts[: len(out)], parts[len(out) :]
         messages: list[tuple[int, int, Tensor, Tensor]] = []
-        for rank, (way, part) in enumerate(zip(ways.out, sent, strict=True)):
+        for rank, (way, part) in enumerate(zip(out, sent, strict=True)):
             pieces = zip(way.steps, way.parts(way.rows), way.parts(part), strict=True)
             messages += [(step, rank, index, piece) for step, index, piece in pieces]
         messages.sort(key=lambda message: message[0], reverse=True)
         expected = [
             (rank, piece)
-            for rank, (way, part) in enumerate(zip(ways.into, received, strict=True))
+            for rank, (way, part) in enumerate(zip(into, received, strict=True))
             for piece in way.parts(part)
         ]
         return Going(messages, sent, received, self._ranks.begin((), expected))
