@@ -74,22 +74,21 @@ class StagedDevice(Device):
         dtypes, names = {name: dtype for name, (_, dtype) in arrays.items()}, [f"script {k}" for k in range(sets)]
         for name in names:
             self.allocate(name, 1, (nbytes,), torch.uint8)
-        memory = [typed(self.buffer(name), dtypes.values()) for name in names]
+        self._script_memory = [typed(self.buffer(name), dtypes.values()) for name in names]
         if p in self._kept:
-            self._scripts, self._script_memory = self._kept[p], memory
+            self._scripts = self._kept[p]
             return
         for name in names:
             self.prepare_staging(name, 1, (nbytes,), torch.uint8)
-        self._scripts = [Script(self.beside(name, 0), dtypes, of) for name, of in zip(names, memory, strict=True)]
+        self._scripts = [Script(self.beside(name, 0), dtypes) for name in names]
 
     def release_all(self) -> None:
         self._scripts, self._script_memory = [], []
         super().release_all()
 
     def _script(self, number: int) -> Script:
-        script, memory = self._scripts[number % len(self._scripts)], self._script_memory
-        if memory:
-            script.goes_to(memory[number % len(memory)])
+        script = self._scripts[number % len(self._scripts)]
+        script.goes_to(self._script_memory[number % len(self._script_memory)])
         return script
 
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
