@@ -84,9 +84,7 @@ def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
     if p.exchange is not None:
         buffers |= {"load_rows": loads, "load_slots": loads, "pull_from": pulls, "pull_to": pulls}
     if p.flush is not None:
-        if p.exchange is None:
-            buffers |= {"load_slots": loads, "pull_to": pulls}
-        buffers |= {"flush_slots": loads, "push_from": pulls, "push_to": pulls}
+        buffers |= {"load_slots": loads, "pull_to": pulls, "flush_slots": loads, "push_from": pulls, "push_to": pulls}
     return buffers
 
 

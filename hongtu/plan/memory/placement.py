@@ -150,13 +150,11 @@ class Placement:
         return found
 
     def needs(self, p: Pass) -> Needs:
-        if p.name not in self._needs:
-            self._needs[p.name] = pass_needs(p, self.shape, self.view(p))
         return self._needs[p.name]
 
     @cached_property
     def _needs(self) -> dict[str, Needs]:
-        return {}
+        return {p.name: pass_needs(p, self.shape, self.view(p)) for p in self.passes.every}
 
     def resident_rows(self, name: str, device: int) -> int:
         """Rows that a resident tensor has on a device: its partition's, and slots for those of peers."""
