@@ -161,25 +161,15 @@ class Placement:
         if name in self.passes.of_edges:
             ends = self.topology.partition_start[device : device + 2]
             return int(np.diff(self.topology.in_edge_start[ends])[0])
-        return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
+        sharing = {self.view_of(p) for p in self.passes.every if name in {p.exchange, p.flush} & self.resident}
+        own = int(np.diff(self.topology.partition_start)[device])
+        return max([own, *(self.resident_plans[view].devices[device].capacity for view in sharing)])
 
     @cached_property
     def resident_plans(self) -> dict[View, TransferPlan]:
         """By view, the transfers of passes whose rows stay on their devices."""
         wanted = {self.view_of(p) for p in self.passes.every if {p.exchange, p.flush} & self.resident}
         return {key: plan_resident(self.views[key], self.schedules[key], self.choice.prefetch) for key in wanted}
-
-    @cached_property
-    def _mirror_slots(self) -> dict[str, dict[int, int]]:
-        """By resident tensor and device, slots for rows of peers: the most of all passes that exchange it."""
-        own = np.diff(self.topology.partition_start)
-        found: dict[str, dict[int, int]] = {}
-        for p in self.passes.every:
-            for name in {p.exchange, p.flush} & self.resident:
-                for i, device in enumerate(self.resident_plans[self.view_of(p)].devices):
-                    slots = found.setdefault(str(name), {})
-                    slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
-        return found
 
     def limits_of(self, p: Pass) -> list[BatchLimits]:
         """Per device, the largest requests of a batch in a pass."""
