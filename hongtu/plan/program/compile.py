@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT, Array
+from hongtu.plan.memory.structure import FLOAT, Array, device_entries
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body, sort_edges
@@ -85,11 +85,9 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     if takers := plan.disk.takers.get(("", FEATURES)):
         recalled.append(recall(plan, None, FEATURES))
         body.append(spill(plan, FEATURES, Laid(None, tuple(takers))))
-        chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
-        columns = plan.passes.width[FEATURES]
-        staging = tuple(
-            {f"disk {FEATURES}": Buffer((int(rows), columns), plan.host_dtype(FEATURES))} for rows in chunks
-        )
+        columns, dtype = plan.passes.width[FEATURES], plan.host_dtype(FEATURES)
+        most = (entries.most["destinations"] for entries in device_entries(plan.topology))
+        staging = tuple({f"disk {FEATURES}": Buffer((rows, columns), dtype)} for rows in most)
     schedule = plan.schedules.get(None, plan.topology.input_order)
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
