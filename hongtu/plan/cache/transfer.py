@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.cache.intervals import Intervals, assign_slots, by_batch, chain, make_intervals
+from hongtu.plan.cache.intervals import Intervals, assign_slots, chain, make_intervals
 from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.cache.reuse import (
     adjacent_intervals,
@@ -221,7 +221,8 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
         peer_slot = np.empty(len(row), dtype=np.int32)
         for p in np.unique(peer):
             of_peer = np.flatnonzero(peer == p)
-            peer_slot[of_peer] = _slot_at(loads[p], row[of_peer], first[of_peer], topology.num_vertices)
+            start = np.searchsorted(first[of_peer], np.arange(num_batches + 1))  # intervals are sorted by it
+            peer_slot[of_peer] = _slots_at(start, row[of_peer], [loads[p]], topology.num_vertices)
         mirror = make_intervals(row, slot, first, last, num_batches, peer, peer_slot)
         start, source = neighbour_requests(topology, schedule, i)
         slot_of_source = _slots_at(start, source, [loads[i], mirror], topology.num_vertices)
@@ -240,14 +241,6 @@ def _shared_slots(owner, mirror, num_batches, prefetch):
     slot = np.empty(len(first), dtype=np.int32)
     slot[order], capacity = assign_slots(first[order], last[order], num_batches)
     return slot, capacity
-
-
-def _slot_at(loads: Intervals, row: np.ndarray, batch: np.ndarray, num_vertices: int) -> np.ndarray:
-    """int32, slot of the owner's interval of each ``row`` that is alive in ``batch``."""
-    order, start = by_batch(batch, len(loads.first_start) - 1)
-    slot = np.empty(len(row), dtype=np.int32)
-    slot[order] = _slots_at(start, row[order], [loads], num_vertices)
-    return slot
 
 
 def _slots_at(start, source, tables, num_vertices):
