@@ -6,12 +6,11 @@ Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 
 from hongtu.hardware import padded
 from hongtu.plan.cache.transfer import BatchLimits
 from hongtu.plan.memory.placement import Placement
-from hongtu.plan.memory.structure import FLOAT, SIZES, device_entries
+from hongtu.plan.memory.structure import FLOAT, device_entries, nbytes_of
 from hongtu.plan.passes.definition import FEATURES, Pass
 
 
@@ -37,7 +36,7 @@ class Buffer:
 
     def row_bytes(self, itemsize: int) -> int:
         """Of one of its rows, which move."""
-        return prod(self.shape[1:]) * (itemsize if self.dtype == FLOAT else SIZES[self.dtype])
+        return nbytes_of(self.shape[1:], self.dtype, itemsize)
 
 
 def pass_buffers(plan: Placement, p: Pass, device: int) -> dict[str, Buffer]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.placement import Placement
-from hongtu.plan.memory.structure import FLOAT, SIZES
+from hongtu.plan.memory.structure import FLOAT, nbytes_of
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient, is_gradient
 
 
@@ -91,8 +91,7 @@ class HostPlacement(Placement):
 
     def host_item(self, name: str) -> int:
         """Bytes of a number of a vertex tensor on the host."""
-        dtype = self.host_dtype(name)
-        return self.shape.itemsize if dtype == FLOAT else SIZES[dtype]
+        return nbytes_of((), self.host_dtype(name), self.shape.itemsize)
 
     def disk_dtype(self, name: str) -> str:
         """What the disk has them in: gradients narrow, too."""
@@ -104,8 +103,7 @@ class HostPlacement(Placement):
 
     def disk_row(self, name: str) -> int:
         """Bytes of a row of a vertex tensor there."""
-        dtype = self.disk_dtype(name)
-        return self.passes.width[name] * (self.shape.itemsize if dtype == FLOAT else SIZES[dtype])
+        return nbytes_of((self.passes.width[name],), self.disk_dtype(name), self.shape.itemsize)
 
     def host_row(self, name: str) -> int:
         """Bytes of a row of a vertex tensor on the host."""

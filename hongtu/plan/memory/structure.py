@@ -22,6 +22,11 @@ SIZES = {"uint8": 1, "bool": 1, HALF: 2, "int32": 4, "int64": 8}  # bytes of the
 Over = Literal["destinations", "pointers", "edges", "sources", "source pointers"]
 
 
+def nbytes_of(shape: tuple[int, ...], dtype: str, itemsize: int) -> int:
+    """Bytes of so many numbers, where the run's have ``itemsize``."""
+    return prod(shape) * (itemsize if dtype == FLOAT else SIZES[dtype])
+
+
 @dataclass(frozen=True)
 class Array:
     """An array of a chunk's structure.
@@ -41,7 +46,7 @@ class Array:
 
     def nbytes(self, entries: int, itemsize: int) -> int:
         """Of so many entries."""
-        return prod(self.shape(entries)) * (itemsize if self.dtype == FLOAT else SIZES[self.dtype])
+        return nbytes_of(self.shape(entries), self.dtype, itemsize)
 
 
 @dataclass(frozen=True)
