@@ -99,11 +99,10 @@ class StagedDevice(Device):
             return self._script(number).pack(name, source, link, None if chosen is None else chosen.rows)
         array = source()
         assert isinstance(array, Tensor), name
-        if chosen is not None:
-            return self._bring_rows(name, number, array, chosen.buffer, link)
-        part = self.staging(name, number)[: len(array)]
-        if len(array):
-            self.streams.load.run(lambda: self._copy(link, array, part))
+        rows = None if chosen is None else self._script(number).parts[chosen.buffer]
+        part = self.staging(name, number)[: len(array if rows is None else rows)]
+        if len(part):
+            self.streams.load.run(lambda: self._copy(link, array, part, source_index=rows))
         return part
 
     def ship(self, number: int) -> None:
@@ -117,18 +116,6 @@ class StagedDevice(Device):
         if len(host):
             self.streams.load.run(ship)
 
-    def _bring_rows(self, name: str, number: int, host: Tensor, buffer: str, link: str) -> Tensor:
-        rows = self._script(number).parts[buffer]
-        part = self.staging(name, number)[: len(rows)]
-
-        def gather() -> None:
-            self._copy_rows(host, rows, part, None)
-            self.traffic.add(link, part.nbytes)
-
-        if len(rows):
-            self.streams.load.run(gather)
-        return part
-
     def emit(
         self, name: str, number: int, rows: Tensor, host: Tensor, *, stores: Stores, index: Tensor | None
     ) -> None:  # fmt: skip
@@ -138,16 +125,9 @@ class StagedDevice(Device):
         self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, chosen: Chosen | None
     ) -> None:
         part = self.staging(f"deliver {name}", number)[:count]
-        if stores is True and chosen is None:
-            self.streams.flush.run(lambda: self._copy("write", part, host))
-        elif stores is True and chosen is not None:
-            rows = self._script(number).parts[chosen.buffer]
-
-            def scatter() -> None:
-                self._copy_rows(part, None, host, rows)
-                self.traffic.add("write", part.nbytes)
-
-            self.streams.flush.run(scatter)
+        if stores is True:
+            rows = None if chosen is None else self._script(number).parts[chosen.buffer]
+            self.streams.flush.run(lambda: self._copy("write", part, host, target_index=rows))
         else:
             index, staging = None if chosen is None else chosen.rows, self.beside(f"add {name}", number)[:count]
             self._put_on_host("write", part, staging, host, index, stores)
@@ -173,12 +153,16 @@ class StagedDevice(Device):
         self.streams.host.wait(self.streams.flush.record(), "add: the rows have arrived")
         self.streams.host.run(Put(staging.numpy(), host.numpy(), index, stores))
 
-    def _copy(self, link: str, source: Tensor, target: Tensor) -> None:
-        if target.is_contiguous():
+    def _copy(
+        self, link: str, source: Tensor, target: Tensor, *,
+        source_index: Tensor | None = None, target_index: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """All rows, or some of either."""
+        if source_index is None and target_index is None and target.is_contiguous():
             target.copy_(source, non_blocking=True)
         else:  # torch would make one beside it that is not apart
-            self._copy_rows(source, None, target, None)
-        self.traffic.add(link, target.nbytes)
+            self._copy_rows(source, source_index, target, target_index)
+        self.traffic.add(link, (target if target_index is None else source).nbytes)
 
     def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:
         if self._reaches(src) and self._reaches(dst):
