@@ -47,8 +47,12 @@ class Buckets:
         """int64 [B, n], how many of them lie on the disk."""
         return self.every * (self.chunk_start[:-1] >= self.begins)
 
-    def __len__(self) -> int:
+    @cached_property
+    def _length(self) -> int:
         return int(self.count.sum())
+
+    def __len__(self) -> int:
+        return self._length
 
     @property
     def nbytes(self) -> int:
