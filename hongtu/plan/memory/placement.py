@@ -161,7 +161,8 @@ class Placement:
         if name in self.passes.of_edges:
             ends = self.topology.partition_start[device : device + 2]
             return int(np.diff(self.topology.in_edge_start[ends])[0])
-        sharing = {self.view_of(p) for p in self.passes.every if name in {p.exchange, p.flush} & self.resident}
+        passes = self.passes.every if name in self.resident else ()
+        sharing = {self.view_of(p) for p in passes if name in (p.exchange, p.flush)}
         own = int(np.diff(self.topology.partition_start)[device])
         return max([own, *(self.resident_plans[view].devices[device].capacity for view in sharing)])
 
