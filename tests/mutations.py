@@ -31,6 +31,7 @@ LIST = Path(__file__).with_suffix(".txt")
 RANKS = "tests/ranks/test_posting.py tests/ranks/test_simulated.py"
 ROUTES = "tests/ranks/test_routes.py"
 FIRST = {  # the tests of a part
+    "hongtu/graph/reach": "tests/plan/test_passes.py tests/ranks/test_receptive.py",
     "hongtu/plan/cache/writers": f"tests/plan/test_writers.py {RANKS}",
     "hongtu/plan/memory/crossings": RANKS,
     "hongtu/engine/messages": RANKS,

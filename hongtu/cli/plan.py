@@ -234,7 +234,7 @@ def describe(
         "seconds_per_epoch": seconds.total,
         "seconds": seconds.to_dict(),
         "ladder_order": order,
-        "ladder": [rung.to_dict() for rung in ladder(plan, volumes[order], lookahead["rows"], hardware)],
+        "ladder": ladder(plan, volumes[order], lookahead["rows"], hardware),
         "floor": lookahead["floor"],
         "passes": passes,
         "structure_bytes": [plan.structure_bytes(i) for i in range(plan.topology.partitions)],

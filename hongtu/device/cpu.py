@@ -102,10 +102,10 @@ class CpuDevice(Device):
         return torch.empty(shape, dtype=dtype)
 
     def save(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
-        if storage.nbytes() < LEAST or self._saved.has(storage) or not self._workspace.knows(storage):
+        if storage.nbytes() < LEAST or self._saved.has(storage) or not self.workspace.knows(storage):
             return None
         copied = self._saved.copy(storage)
-        self._workspace.count(copied)
+        self.workspace.count(copied)
         return copied.untyped_storage()
 
     def _copy_rows(self, src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor) -> None:

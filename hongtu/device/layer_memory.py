@@ -92,8 +92,9 @@ class WorkspaceTracker(Operations):
         """Bytes of live storages."""
         return sum(map(_BYTES, list(self._known.values())))
 
-    def knows(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is counted."""
+    def knows(self, memory: torch.Tensor | torch.UntypedStorage) -> bool:
+        """Whether it is counted."""
+        storage = memory.untyped_storage() if isinstance(memory, torch.Tensor) else memory
         return memory_id(storage) in self._known
 
     def count(self, tensor: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hongtu.device.layer_memory import Sample, Substitutes, WorkspaceTracker
 from hongtu.device.pool import Pool
+from hongtu.device.slab import Slab
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.hardware import padded
 from hongtu.kernels.dispatch import Kernels, using
@@ -34,6 +35,7 @@ class DeviceMemory(ABC):
 
     Attributes:
         arena: bytes of live planned buffers; ``arena_peak`` is the highest so far.
+        workspace: what layers took.
         peak: highest sum of planned buffers and workspace.
         queues: whether it is told of copies before the rows that they copy are there.
         cpu_kernels: what runs on CPU tensors while its layers run, or None where it works on none.
@@ -54,7 +56,8 @@ class DeviceMemory(ABC):
         self._host: dict[str, Tensor] = {}  # the host's side of staging memory
         self._begin: dict[tuple[str, int], int] = {}  # the byte of a set of it with which its rows begin
         self._staging_pool = Pool()
-        self._workspace = WorkspaceTracker(self._account, substitutes)
+        self.slab: Slab | None = None  # in which planned buffers lie, once the device holds one
+        self.workspace = WorkspaceTracker(self._account, substitutes)
         self._sample = Sample()
         self._running, self._counted = ("", 0), True
         self._made: dict[tuple[str, int, int | str], bool] = {}  # by pass, chunk and what
@@ -63,30 +66,20 @@ class DeviceMemory(ABC):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of the device."""
 
-    @property
-    def workspace(self) -> int:
-        """Bytes that layers took and that are still in use."""
-        return self._workspace.live
-
-    @property
-    def workspace_peak(self) -> int:
-        """Highest bytes that layers took."""
-        return self._workspace.peak
-
     def count_every_chunk(self) -> None:
         """That comes next in a pass, whatever was counted so far."""
         self._sample = Sample()
 
     def reset_peaks(self) -> None:
-        self._workspace.reset_peak()
+        self.workspace.reset_peak()
         self.arena_peak = self.arena
-        self.peak = self.arena + self._workspace.live
+        self.peak = self.arena + self.workspace.live
 
     def reserve(self, name: str, nbytes: int) -> None:
         """Count memory that lives on the device outside its buffers: parameters, optimizer state."""
         self.arena += nbytes - self._reserved.get(name, 0)
         self._reserved[name] = nbytes
-        self._account(self._workspace.live)
+        self._account(self.workspace.live)
 
     def allocate(
         self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype, *, apart: bool = False
@@ -100,7 +93,9 @@ class DeviceMemory(ABC):
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._buffers, name
-        made = self._buffers[name] = self._make((sets, *_room(shape, dtype, apart=apart)), dtype)
+        room = (sets, *_room(shape, dtype, apart=apart))
+        made = self._make(room, dtype) if self.slab is None else self.slab.stack(room, dtype)
+        self._buffers[name] = self._fresh(made)
         self._sets[name] = tuple([_rows(made[k], shape) for k in range(sets)])
 
     def prepare_staging(self, name: str, sets: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -119,7 +114,9 @@ class DeviceMemory(ABC):
             self._staging_pool.give(staging)
         self._host.clear()
         self._begin.clear()
-        for buffer in self._buffers.values():
+        if self.slab is not None:
+            self.slab.unstack()
+        for buffer in self._buffers.values() if self.slab is None else ():
             self._give(buffer)
         self._buffers.clear()
         self._sets.clear()
@@ -148,13 +145,19 @@ class DeviceMemory(ABC):
             DeviceOutOfMemory: when it does not fit the budget.
         """
         assert name not in self._placed, name
-        self._wholes[name] = self._make_at(name, at, _room(shape, dtype, apart=apart), dtype)
-        self._placed[name] = _rows(self._wholes[name], shape)
+        room = _room(shape, dtype, apart=apart)
+        made = self._make(room, dtype) if self.slab is None or at is None else self.slab.place(name, at, room, dtype)
+        self._wholes[name] = self._fresh(made)
+        self._placed[name] = _rows(made, shape)
         return self._placed[name]
 
     def remove(self, name: str) -> None:
         del self._placed[name]
-        self._give_back(name, self._wholes.pop(name))
+        whole = self._wholes.pop(name)
+        if self.slab is None:
+            self._give(whole)
+        else:
+            self.slab.remove(name)
 
     def beside(self, name: str, number: int) -> Tensor:
         """The host's side of a pass's staging memory, of one set; batch ``number`` of the pass has the sets in turn."""
@@ -206,19 +209,19 @@ class DeviceMemory(ABC):
         Args:
             name, chunk: the pass and chunk that they run on.
         """
-        start, live = perf_counter(), self._workspace.live
+        start, live = perf_counter(), self.workspace.live
         counted = not name or self._sample.takes(name, chunk, most=self.budget is not None)
         self._running, self._counted = (name, chunk), counted
         kernels = nullcontext() if self.cpu_kernels is None else using(self.cpu_kernels)
-        sees = self._workspace.of(counted=counted, substitutes=self._sample.substitutes(name))
+        sees = self.workspace.of(counted=counted, substitutes=self._sample.substitutes(name))
         with kernels, sees or nullcontext():
             yield
         if counted:
-            taken = self._workspace
+            taken = self.workspace
             self._sample.counted(name, chunk, taken.recent, before=live, substituted=taken.substituted > 0)
         else:
             self._sample.ran(name, chunk)
-            self._workspace.reached(self._sample.took(name, chunk, live))
+            self.workspace.reached(self._sample.took(name, chunk, live))
         self.traffic.seconds["compute"] += perf_counter() - start
 
     def recognize(self, tensor: Tensor, what: int | str) -> None:
@@ -229,43 +232,28 @@ class DeviceMemory(ABC):
         """
         key = (*self._running, what)
         if self._counted:
-            self._made[key] = self.made_by_layers(tensor)
+            self._made[key] = self.workspace.knows(tensor)
         elif self._made.get(key, False):
-            self._workspace.count(tensor)
-
-    def made_by_layers(self, tensor: Tensor) -> bool:
-        """Whether a tensor is in memory that layers took."""
-        return self._workspace.knows(tensor.untyped_storage())
-
-    def as_made_by_layers(self, tensor: Tensor) -> Tensor:
-        """Itself where it is, else a copy."""
-        return tensor if self.made_by_layers(tensor) else tensor.clone()
-
-    def count(self, tensor: Tensor) -> None:
-        """Count a tensor among what layers took."""
-        self._workspace.count(tensor)
+            self.workspace.count(tensor)
 
     def save(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Inside ``computing``: a copy of what stays until another pass, or None where it stays where it is."""
         return None
 
-    def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory of a tensor that stays."""
-        return self._make(shape, dtype)
-
-    def _give_back(self, name: str, tensor: Tensor) -> None:
-        self._give(tensor)
+    def _fresh(self, tensor: Tensor) -> Tensor:
+        """Memory that a planned buffer gets, whatever is in it."""
+        return tensor
 
     def _give(self, tensor: Tensor) -> None:
         self.arena -= tensor.nbytes
         self._pool.give(tensor)
 
     def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory of a pass's buffer."""
+        """Memory beside a slab."""
         nbytes = prod(shape) * dtype.itemsize
         self.arena += nbytes
         try:
-            self._account(self._workspace.live)
+            self._account(self.workspace.live)
             return self._pool.take(shape, dtype)
         except DeviceOutOfMemory:
             self.arena -= nbytes

@@ -31,7 +31,6 @@ class Script:
     Args:
         host: uint8 [bytes], pinned.
         dtypes: of all arrays, by name. They come in an order in which each begins at a multiple of its numbers' size.
-        device: where they go, as ``typed`` has it; ``goes_to`` says it later.
         stays: what is packed once is not packed again, for the memory is one batch's alone.
 
     Attributes:
@@ -39,12 +38,11 @@ class Script:
         nbytes: that were packed since the last copy, by the link they count on.
     """
 
-    def __init__(
-        self, host: Tensor, dtypes: dict[str, torch.dtype], device: Typed | None = None, *, stays: bool = False
-    ) -> None:
+    def __init__(self, host: Tensor, dtypes: dict[str, torch.dtype], *, stays: bool = False) -> None:
         self._host, self._stays = host, stays
         self._dtypes = {name: (torch.empty(0, dtype=dtype).numpy().dtype, dtype) for name, dtype in dtypes.items()}
-        self._bytes, self._device = host.numpy(), device or {}
+        self._bytes = host.numpy()
+        self._device: Typed = {}
         self._packed: dict[str, Part] = {}
         self.parts: dict[str, Tensor] = {}
         self.nbytes: Counter[str] = Counter()
@@ -53,7 +51,7 @@ class Script:
         return name in self._dtypes
 
     def goes_to(self, device: Typed) -> None:
-        """Bring all arrays to this memory from now on."""
+        """Bring all arrays to this memory from now on, as ``typed`` has it."""
         if device is not self._device:
             self._device = device
             self.parts.clear()

@@ -152,11 +152,8 @@ class SimulatedDevice(StagedDevice):
         self._scheduler, self.cpu_kernels = scheduler, kernels
         self._staging_pool = Poisonous(poisoned, room=available_bytes)
 
-    def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return poison(super()._make_at(name, at, shape, dtype))
-
-    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return poison(super()._make(shape, dtype))
+    def _fresh(self, tensor: Tensor) -> Tensor:
+        return poison(tensor)
 
     def abandon(self) -> None:
         self._scheduler.drop_all()

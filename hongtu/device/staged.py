@@ -58,31 +58,12 @@ class StagedDevice(Device):
         self._scripts: list[Script] = []  # of the pass: one for each batch where they stay, else one for each set
         self._kept: dict[str, list[Script]] = {}  # by pass, those that stay
         self._script_memory: list[Typed] = []  # of the pass, one for each set
-        self.slab: Slab | None = None
 
     def hold(self, nbytes: int) -> None:
         if self.slab is None:
             self._pool.shrink(0)
             self.reserve("slab", nbytes)
             self.slab = Slab(self.empty((nbytes,), torch.uint8))
-
-    def _make_at(self, name: str, at: int | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if self.slab is None or at is None:
-            return super()._make(shape, dtype)
-        return self.slab.place(name, at, shape, dtype)
-
-    def _give_back(self, name: str, tensor: Tensor) -> None:
-        if self.slab is None:
-            super()._give(tensor)
-        else:
-            self.slab.remove(name)
-
-    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return super()._make(shape, dtype) if self.slab is None else self.slab.stack(shape, dtype)
-
-    def _give(self, tensor: Tensor) -> None:
-        if self.slab is None:  # else all are given back together
-            super()._give(tensor)
 
     def keep_scripts(self, name: str, nbytes: Sequence[int], dtypes: dict[str, torch.dtype]) -> None:
         memory = self._pinned((sum(map(aligned, nbytes)),), torch.uint8)
@@ -93,24 +74,21 @@ class StagedDevice(Device):
         dtypes, names = {name: dtype for name, (_, dtype) in arrays.items()}, [f"script {k}" for k in range(sets)]
         for name in names:
             self.allocate(name, 1, (nbytes,), torch.uint8)
-        memory = [typed(self.buffer(name), dtypes.values()) for name in names]
+        self._script_memory = [typed(self.buffer(name), dtypes.values()) for name in names]
         if p in self._kept:
-            self._scripts, self._script_memory = self._kept[p], memory
+            self._scripts = self._kept[p]
             return
         for name in names:
             self.prepare_staging(name, 1, (nbytes,), torch.uint8)
-        self._scripts = [Script(self.beside(name, 0), dtypes, of) for name, of in zip(names, memory, strict=True)]
+        self._scripts = [Script(self.beside(name, 0), dtypes) for name in names]
 
     def release_all(self) -> None:
         self._scripts, self._script_memory = [], []
         super().release_all()
-        if self.slab is not None:
-            self.slab.unstack()
 
     def _script(self, number: int) -> Script:
-        script, memory = self._scripts[number % len(self._scripts)], self._script_memory
-        if memory:
-            script.goes_to(memory[number % len(memory)])
+        script = self._scripts[number % len(self._scripts)]
+        script.goes_to(self._script_memory[number % len(self._script_memory)])
         return script
 
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
@@ -121,11 +99,10 @@ class StagedDevice(Device):
             return self._script(number).pack(name, source, link, None if chosen is None else chosen.rows)
         array = source()
         assert isinstance(array, Tensor), name
-        if chosen is not None:
-            return self._bring_rows(name, number, array, chosen.buffer, link)
-        part = self.staging(name, number)[: len(array)]
-        if len(array):
-            self.streams.load.run(lambda: self._copy(link, array, part))
+        rows = None if chosen is None else self._script(number).parts[chosen.buffer]
+        part = self.staging(name, number)[: len(array if rows is None else rows)]
+        if len(part):
+            self.streams.load.run(lambda: self._copy(link, array, part, source_index=rows))
         return part
 
     def ship(self, number: int) -> None:
@@ -139,18 +116,6 @@ class StagedDevice(Device):
         if len(host):
             self.streams.load.run(ship)
 
-    def _bring_rows(self, name: str, number: int, host: Tensor, buffer: str, link: str) -> Tensor:
-        rows = self._script(number).parts[buffer]
-        part = self.staging(name, number)[: len(rows)]
-
-        def gather() -> None:
-            self._copy_rows(host, rows, part, None)
-            self.traffic.add(link, part.nbytes)
-
-        if len(rows):
-            self.streams.load.run(gather)
-        return part
-
     def emit(
         self, name: str, number: int, rows: Tensor, host: Tensor, *, stores: Stores, index: Tensor | None
     ) -> None:  # fmt: skip
@@ -160,16 +125,9 @@ class StagedDevice(Device):
         self, name: str, number: int, count: int, host: Tensor, *, stores: Stores, chosen: Chosen | None
     ) -> None:
         part = self.staging(f"deliver {name}", number)[:count]
-        if stores is True and chosen is None:
-            self.streams.flush.run(lambda: self._copy("write", part, host))
-        elif stores is True and chosen is not None:
-            rows = self._script(number).parts[chosen.buffer]
-
-            def scatter() -> None:
-                self._copy_rows(part, None, host, rows)
-                self.traffic.add("write", part.nbytes)
-
-            self.streams.flush.run(scatter)
+        if stores is True:
+            rows = None if chosen is None else self._script(number).parts[chosen.buffer]
+            self.streams.flush.run(lambda: self._copy("write", part, host, target_index=rows))
         else:
             index, staging = None if chosen is None else chosen.rows, self.beside(f"add {name}", number)[:count]
             self._put_on_host("write", part, staging, host, index, stores)
@@ -195,12 +153,16 @@ class StagedDevice(Device):
         self.streams.host.wait(self.streams.flush.record(), "add: the rows have arrived")
         self.streams.host.run(Put(staging.numpy(), host.numpy(), index, stores))
 
-    def _copy(self, link: str, source: Tensor, target: Tensor) -> None:
-        if target.is_contiguous():
+    def _copy(
+        self, link: str, source: Tensor, target: Tensor, *,
+        source_index: Tensor | None = None, target_index: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """All rows, or some of either."""
+        if source_index is None and target_index is None and target.is_contiguous():
             target.copy_(source, non_blocking=True)
         else:  # torch would make one beside it that is not apart
-            self._copy_rows(source, None, target, None)
-        self.traffic.add(link, target.nbytes)
+            self._copy_rows(source, source_index, target, target_index)
+        self.traffic.add(link, (target if target_index is None else source).nbytes)
 
     def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:
         if self._reaches(src) and self._reaches(dst):

@@ -266,8 +266,11 @@ class Body:
         """Keep a tensor that a layer made, as it is; others refer to it, so that nobody may write to it."""
         pieces = self.at.pieces[name]
         self.device.recognize(out, name)
-        out = self.device.as_made_by_layers(out) if stores else pieces[self.number] + out
-        self.device.count(out)
+        if not stores:
+            out = pieces[self.number] + out
+        elif not self.device.workspace.knows(out):
+            out = out.clone()
+        self.device.workspace.count(out)
         pieces[self.number] = self.settled.of(out)
         return pieces[self.number]
 

@@ -21,7 +21,7 @@ from hongtu.graph.sparse_rows import PARTS
 from hongtu.graph.topology import ChunkTopology
 from hongtu.model.network import Network
 from hongtu.nn.whole_graph import Moments
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.instruction import Stores as Stored
 from hongtu.plan.program.moves import Copy, Ref
 from hongtu.plan.program.program import PassProgram

@@ -22,7 +22,8 @@ from hongtu.engine.stores import STORES, File, Store
 from hongtu.graph.artifact import Artifact
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import DiskLayout, Kept
+from hongtu.plan.memory.disk import DiskLayout
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Laid, Summed, Target
 
@@ -70,19 +71,19 @@ class Disk:
 
     def recall(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows come to staging memory, and are added up there."""
-        if there.rows is ARTIFACT:
-            self._recall_given(there, chunk)
+        into, (first, end) = _staging(there, chunk), _span(there, chunk)
+        if there.rows is ARTIFACT:  # in float32
+            assert self._given is not None
+            row = _row_bytes(into, torch.float32)
+            runs = [(self._offset + lo * row, hi - lo) for lo, hi in self._artifact.spans(first, end)]
+            self._read_chunk(self._given, runs, torch.float32, there, chunk)
             return
         assert isinstance(there.rows, Summed)
-        into, kind, (first, end) = _staging(there, chunk), self._kind(there), _span(there, chunk)
+        kind = self._kind(there)
         where = chunk.i, chunk.own_number, first, end, _row_bytes(into, kind)
         pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
         if there.rows.straight:
-            begin = next(pieces).begin
-            if kind == into.dtype:
-                self._read_chunk(self._stores[there.where], begin, there, chunk)
-            else:
-                self._read(there, begin, into)
+            self._read_chunk(self._stores[there.where], [(next(pieces).begin, end - first)], kind, there, chunk)
             return
         as_numpy(into).fill(0)
         for piece in pieces:
@@ -91,20 +92,6 @@ class Disk:
             taken = as_numpy(rows) if piece.take is None else as_numpy(rows)[piece.take]
             flags = piece.stores if isinstance(piece.stores, np.ndarray) else np.full(len(taken), piece.stores)
             put_rows_alone(taken, as_numpy(into), piece.row - np.int32(first), flags)
-
-    def _recall_given(self, there: Ref, chunk: Chunk) -> None:
-        """Those of a tensor that the artifact has, in float32."""
-        assert self._given is not None
-        start, into = perf_counter(), _staging(there, chunk)
-        row, spans = _row_bytes(into, torch.float32), self._artifact.spans(chunk.first, chunk.end)
-        if into.dtype == torch.float32 and len(spans) == 1:
-            self._read_chunk(self._given, self._offset + spans[0][0] * row, there, chunk)
-            return
-        chunk.device.fill_beside(f"disk {there.tensor}", chunk.set, lambda room: 0)  # they come to where it begins
-        into = _staging(there, chunk)
-        for (first, _), rows in zip(spans, into.split([end - first for first, end in spans]), strict=True):
-            _read_as(torch.float32, self._given, self._offset + first * row, rows)
-        self._count(there.where, len(into) * row, start)
 
     def recall_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch loads, by row, into set ``number`` of staging memory, for device ``i``."""
@@ -157,15 +144,22 @@ class Disk:
         _read_as(kind, self._stores[there.where], begin, rows)
         self._count(there.where, len(rows) * _row_bytes(rows, kind), start)
 
-    def _read_chunk(self, store: Store | File, begin: int, there: Ref, chunk: Chunk) -> None:
-        """The chunk's rows, as they lie from a byte on; its staging memory begins where they come to."""
-        start, rows = perf_counter(), _staging(there, chunk)  # perhaps not all, where they began in it before
-        first, end = _span(there, chunk)
-        nbytes = (end - first) * _row_bytes(rows, rows.dtype)
-        if chunk.device.queues:  # copies of what is at the beginning
-            store.read(begin, _bytes_of(rows))
+    def _read_chunk(
+        self, store: Store | File, runs: list[tuple[int, int]], kind: torch.dtype, there: Ref, chunk: Chunk
+    ) -> None:
+        """The chunk's rows, which lie there in some numbers in runs: from a byte on, so many. One run of the same
+        numbers comes to where staging memory begins from then on."""
+        start, rows, name = perf_counter(), _staging(there, chunk), f"disk {there.tensor}"
+        nbytes = sum(count for _, count in runs) * _row_bytes(rows, kind)
+        if kind != rows.dtype or len(runs) != 1:
+            chunk.device.fill_beside(name, chunk.set, lambda room: 0)
+            parts = _staging(there, chunk).split([count for _, count in runs])  # of all, wherever they began before
+            for (begin, _), part in zip(runs, parts, strict=True):
+                _read_as(kind, store, begin, part)
+        elif chunk.device.queues:  # copies of what is at the beginning
+            store.read(runs[0][0], _bytes_of(rows))
         else:
-            chunk.device.fill_beside(f"disk {there.tensor}", chunk.set, partial(store.read_within, begin, nbytes))
+            chunk.device.fill_beside(name, chunk.set, partial(store.read_within, runs[0][0], nbytes))
         self._count(there.where, nbytes, start)
 
     def _count(self, memory: str, nbytes: int, start: float) -> None:

@@ -176,7 +176,7 @@ class Engine:
             for device in self._devices:
                 device.count_every_chunk()
             self._executor.run((p,))
-            taken[p.name] = max(device.workspace_peak for device in self._devices)
+            taken[p.name] = max(device.workspace.peak for device in self._devices)
         return taken
 
     @contextmanager

@@ -176,7 +176,7 @@ class Executor(Instructions):
             for i, device in enumerate(self.devices):
                 dtypes = {name: self.host.torch_dtype(p.buffers[i][name].dtype) for name in p.packed}
                 device.keep_scripts(p.name, script_bytes(p, i), dtypes)
-        self.host.keep_pinned(0 if self._keeps else kept_bytes(keeping))
+        self.host.count_pinned(0 if self._keeps else kept_bytes(keeping))
         self._keeps = True
 
     def _allocate(self, p: PassProgram) -> None:

@@ -19,7 +19,7 @@ from hongtu.device.pool import Make, Pool
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.host import available_bytes
 from hongtu.kernels.rows import zero_rows
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.memory.structure import FLOAT
 
 GATHERED = 16 << 20  # bytes of rows that are copied at a time
@@ -101,21 +101,18 @@ class HostStore:
         self._tensors[name] = rows
         if kept is not None:
             self._kept[name] = kept
-        self._pin(rows.nbytes)
+        self.count_pinned(rows.nbytes)
         return rows
 
-    def _pin(self, nbytes: int) -> None:
+    def count_pinned(self, nbytes: int) -> None:
+        """Count pinned memory for the rest of the run."""
         self._pinned += nbytes
         self._pinned_peak = max(self._pinned_peak, self._pinned)
 
     def staging(self, nbytes: int) -> None:
         """Count the pinned staging memory of a pass, until the next call."""
-        self._pin(nbytes - self._staging)
+        self.count_pinned(nbytes - self._staging)
         self._staging = nbytes
-
-    def keep_pinned(self, nbytes: int) -> None:
-        """Count pinned memory that devices' scripts have for the rest of the run."""
-        self._pin(nbytes)
 
     def free(self, name: str) -> None:
         tensor = self._tensors.pop(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -15,7 +15,6 @@ from hongtu.engine.host_store import HostStore
 from hongtu.metrics import Traffic
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.program.moves import Cross, Post
-from hongtu.plan.program.program import PassProgram
 from hongtu.ranks.together import Together
 
 LEAST = 2**16  # bytes of a message, but for the last of a pass: every message costs something
@@ -57,18 +56,13 @@ def way_by_step(rows: np.ndarray, steps: np.ndarray, least: int) -> Way:
     return Way(torch.from_numpy(rows[order]), [step for step, _ in leave], [end for _, end in leave])
 
 
-@dataclass
-class Ways:
-    """Those of one exchange, by rank."""
-
-    out: list[Way]
-    into: list[Way]
+Ways = tuple[list[Way], list[Way]]  # of one exchange, by rank: those out, and those in
 
 
 def _at_once(x: Cross) -> Ways:
     """All rows of each rank in one message."""
     out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
-    return Ways([way_at_once(rows) for rows in out], [way_at_once(rows) for rows in into])
+    return list(map(way_at_once, out)), list(map(way_at_once, into))
 
 
 @dataclass
@@ -110,13 +104,8 @@ class Messages:
     def arrange(self) -> None:
         """Tell each other when rows leave; all ranks call it, when each has an engine."""
         for passes in (self._program.setup, self._program.train, self._program.evaluate):
-            self._learn(passes)
-
-    def _learn(self, passes: Iterable[PassProgram]) -> None:
-        """Which way the rows of every instruction go; what one posts another ends."""
-        posted: dict[str, Ways] = {}
-        for p in passes:
-            for x in (*p.before, *p.body, *p.after):
+            posted: dict[str, Ways] = {}  # what one instruction posts another ends
+            for x in (x for p in passes for x in (*p.before, *p.body, *p.after)):
                 if isinstance(x, Post):
                     self._ways[x] = posted[x.tensor] = self._by_step(x)
                 elif isinstance(x, Cross):
@@ -129,13 +118,11 @@ class Messages:
         theirs = [torch.empty(len(rows), dtype=torch.int32) for rows in into]
         self._ranks.exchange([torch.from_numpy(steps) for steps in x.steps], theirs)
         least = -(-LEAST // self._row(x.tensor))
-        ways = Ways(
-            [way_by_step(rows, steps, least) for rows, steps in zip(out, x.steps, strict=True)],
-            [way_by_step(rows, steps.numpy(), least) for rows, steps in zip(into, theirs, strict=True)],
-        )
-        self._host.count_pageable(sum(way.rows.nbytes for way in (*ways.out, *ways.into)))
+        leaving = [way_by_step(rows, steps, least) for rows, steps in zip(out, x.steps, strict=True)]
+        coming = [way_by_step(rows, steps.numpy(), least) for rows, steps in zip(into, theirs, strict=True)]
+        self._host.count_pageable(sum(way.rows.nbytes for way in (*leaving, *coming)))
         self._host.count_pageable(sum(steps.nbytes for steps in x.steps))
-        return ways
+        return leaving, coming
 
     def expect(self, x: Post) -> None:
         """Begin to receive, before the pass's first batch: what others send meanwhile need not wait for this rank."""
@@ -153,24 +140,24 @@ class Messages:
         so that the sum is always the same."""
         rows = self._host[x.tensor]
         put = rows.index_copy_ if x.link == "fetch" else rows.index_add_
-        for way, part in zip(self._ways[x].into, self._end(x), strict=True):
+        for way, part in zip(self._ways[x][1], self._end(x), strict=True):
             put(0, way.rows, part)
 
     def _begin(self, x: Cross | Post) -> Going:
         """Make room for what comes, and expect it."""
-        ways, rows = self._ways[x], self._host[x.tensor]
-        counts = [len(way.rows) for way in (*ways.out, *ways.into)]
+        (out, into), rows = self._ways[x], self._host[x.tensor]
+        counts = [len(way.rows) for way in (*out, *into)]
         memory = self._memory[: sum(counts) * self._row(x.tensor)].view(rows.dtype)
         parts = memory.view(sum(counts), rows.shape[1]).split(counts)
-        sent, received = parts[: len(ways.out)], parts[len(ways.out) :]
+        sent, received = parts[: len(out)], parts[len(out) :]
         messages: list[tuple[int, int, Tensor, Tensor]] = []
-        for rank, (way, part) in enumerate(zip(ways.out, sent, strict=True)):
+        for rank, (way, part) in enumerate(zip(out, sent, strict=True)):
             pieces = zip(way.steps, way.parts(way.rows), way.parts(part), strict=True)
             messages += [(step, rank, index, piece) for step, index, piece in pieces]
         messages.sort(key=lambda message: message[0], reverse=True)
         expected = [
             (rank, piece)
-            for rank, (way, part) in enumerate(zip(ways.into, received, strict=True))
+            for rank, (way, part) in enumerate(zip(into, received, strict=True))
             for piece in way.parts(part)
         ]
         return Going(messages, sent, received, self._ranks.begin((), expected))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -63,13 +63,11 @@ class Repeats:
         self._asking = Asking()
         self._state: object = None
         self._known: dict[str, Known] = {}
-        self._run: Callable[..., None] = (
-            Repeats._eager
-        )  # not of this object, which would then stay until it is collected
+        self._how: Literal["eager", "captured now", "again"] = "eager"
 
     def begin(self, passes: tuple[PassProgram, ...]) -> None:
         """Choose how the batches of these passes run now."""
-        self._run = Repeats._eager
+        self._how = "eager"
         for partition in self._partitions:
             partition.asking = None
         if passes is not self._passes:
@@ -89,14 +87,20 @@ class Repeats:
             self.reason = f"{', '.join(sorted(self._asking.found))}: the host asks the device for it"
             self.eager = self.reason
         elif len(self._known) == len(passes):
-            self._run = Repeats._again
+            self._how = "again"
         else:
             self._known.clear()
-            self._run, self.eager = Repeats._capture, SECOND
+            self._how, self.eager = "captured now", SECOND
 
     def run(self, p: PassProgram, work: Callable[[], None], drain: Callable[[], None]) -> None:
         """Have the batches of a pass done, or on their way, by ``work`` or as they were captured."""
-        self._run(self, p, work, drain)
+        if self._how == "again":
+            self._again(p)
+        elif self._how == "captured now":
+            self._capture(p, work, drain)
+        else:
+            with self._recorder.beside() if self._known and self._recorder is not None else nullcontext():
+                work()
 
     def forget(self, reason: str = "") -> None:
         """What is captured is of no use any more."""
@@ -104,10 +108,6 @@ class Repeats:
         self._state, self.reason = None, self.reason or reason
         if self._recorder is not None:
             self._recorder.forget()
-
-    def _eager(self, p: PassProgram, work: Callable[[], None], drain: Callable[[], None]) -> None:
-        with self._recorder.beside() if self._known and self._recorder is not None else nullcontext():
-            work()
 
     def _capture(self, p: PassProgram, work: Callable[[], None], drain: Callable[[], None]) -> None:
         assert self._recorder is not None
@@ -121,7 +121,7 @@ class Repeats:
         peaks = [(device.arena_peak, device.peak) for device in self._devices]
         self._known[p.name] = Known(captured, where, counted, peaks)
 
-    def _again(self, p: PassProgram, work: Callable[[], None], drain: Callable[[], None]) -> None:
+    def _again(self, p: PassProgram) -> None:
         known = self._known[p.name]
         if known.where != self._where():
             raise Moved

@@ -50,18 +50,6 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
-Form = tuple[torch.dtype, Any]  # what a tensor is beside its storage: dtype; offset, size and stride
-
-
-def _form(x: Tensor) -> Form:
-    return x.dtype, (x.storage_offset(), x.size(), x.stride())
-
-
-def _tensor(storage: torch.UntypedStorage, form: Form) -> Tensor:
-    dtype, place = form
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place)
-
-
 class Saved:
     """What an operation saved, wherever it lies now.
 
@@ -131,7 +119,9 @@ class Settled:
         if memory_id(storage) not in self._copies:
             self._copies[memory_id(storage)] = storage, self._keep(storage)
         copied = self._copies[memory_id(storage)][1]
-        return x if copied is None else _tensor(copied, _form(x))
+        if copied is None:
+            return x
+        return x.new_empty(0).set_(copied, x.storage_offset(), x.size(), x.stride())
 
 
 @dataclass

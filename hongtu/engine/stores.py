@@ -6,18 +6,23 @@ them than processors none waits for another without sleeping.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import RawIOBase
 from typing import Protocol
 
 import numpy as np
 
 from hongtu.engine.blocks import Blocks
-from hongtu.engine.reads import Reads
+from hongtu.engine.uncached import Uncached
 from hongtu.errors import OutputError
+from hongtu.host import CACHE_LINE, DISK_BLOCK, in_large_pages
+
+STEP = 4 << 20  # bytes that are read at a time
 
 
 class Store(Protocol):
@@ -44,7 +49,8 @@ class Store(Protocol):
 
 
 class File:
-    """A file that is read.
+    """A file that is read, in large pieces where they go around the system's cache: a disk takes many parts of one at a
+    time, and every call takes Python's lock, which whoever computes meanwhile needs.
 
     Args:
         file: open for reading.
@@ -55,7 +61,8 @@ class File:
     """
 
     def __init__(self, file: RawIOBase, path: str) -> None:
-        self._file, self._path, self._reads = file, path, Reads(file.fileno())
+        self._file, self._path = file, path
+        self._uncached, self._memory = Uncached(file.fileno()), in_large_pages(STEP)
 
     @property
     def nbytes(self) -> int:
@@ -63,15 +70,44 @@ class File:
 
     def read(self, begin: int, into: np.ndarray) -> None:
         with self._tried(read=True):
-            self._reads.read(begin, into)
+            self._read(begin, into)
 
     def read_within(self, begin: int, nbytes: int, room: np.ndarray) -> int:
+        """As they come from the disk, in whole blocks, where the memory has room for the rest of the first and of the
+        last."""
+        before, address = begin % DISK_BLOCK, room.ctypes.data
+        first = -address % DISK_BLOCK
+        whole = room[first : first + -(-(before + nbytes) // DISK_BLOCK) * DISK_BLOCK]
+        fits = before % CACHE_LINE == 0 and len(whole) >= before + nbytes and len(whole) % DISK_BLOCK == 0
         with self._tried(read=True):
-            return self._reads.read_within(begin, nbytes, room)
+            if fits and self._uncached.around(partial(_straight, begin - before, before + nbytes, whole)):
+                return first + before
+            self._read(begin, room[:nbytes])
+        return 0
 
     def close(self) -> None:
-        self._reads.close()
+        self._uncached.close()
         self._file.close()
+
+    def _read(self, begin: int, into: np.ndarray) -> None:
+        if self._uncached.around(partial(self._around_cache, begin, into)):
+            return
+        done = 0
+        while done < len(into):
+            got = os.preadv(self._uncached.file, [into[done : done + STEP].data], begin + done)
+            if not got:
+                raise _ends(begin + done, len(into) - done)
+            done += got
+        self._uncached.came_through(len(into))
+
+    def _around_cache(self, begin: int, into: np.ndarray, direct: int) -> None:
+        first, end, memory = begin // DISK_BLOCK * DISK_BLOCK, begin + len(into), self._memory
+        for at in range(first, end, STEP):
+            lo, hi = max(at, begin), min(at + STEP, end)
+            got = os.preadv(direct, [memory[: -(-(hi - at) // DISK_BLOCK) * DISK_BLOCK].data], at)
+            if at + got < hi:
+                raise _ends(at + got, hi - at - got)
+            into[lo - begin : hi - begin] = memory[lo - at : hi - at]
 
     @contextmanager
     def _tried(self, *, read: bool = False) -> Iterator[None]:
@@ -118,6 +154,20 @@ class DiskStore(File):
     def _settle(self, begin: int, nbytes: int) -> None:
         with self._tried():
             self._blocks.settle(begin, begin + nbytes)
+
+
+def _straight(at: int, wanted: int, memory: np.ndarray, direct: int) -> None:
+    """Fill whole blocks; so many bytes have to come, for a file may end inside of the last one."""
+    got = 0
+    while got < wanted:
+        came = os.preadv(direct, [memory[got:].data], at + got)
+        if not came or (got + came < wanted and came % DISK_BLOCK):
+            raise _ends(at + got + came, wanted - got - came)
+        got += came
+
+
+def _ends(at: int, wanted: int) -> OSError:
+    return OSError(errno.EIO, f"a file ends at byte {at}, expected {wanted} bytes more")
 
 
 STORES: dict[str, Callable[[str, int, int], Store]] = {"disk": DiskStore}  # given the directory of --spill

@@ -79,13 +79,13 @@ class ExecutionPlan(PlannedMemory):
         passes = (*self.passes.train, *(self.passes.evaluate if self.slabs else ()))  # a slab is there in all of them
         peaks = {f"device {i}": max(self.pass_arena(p, i) for p in passes) for i in self._devices}
         peaks |= {"pinned host": self._pinned(self.program.train), "pageable host": self._pageable}
-        return peaks | self._below
+        return peaks | self.disk.nbytes
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """What a run in a budget stays under, evaluation included: planned buffers and, where it was probed, the
         workspace, which a run without a limit may exceed."""
-        return self.device_bytes | self.host_bytes | self._below
+        return self.device_bytes | self.host_bytes | self.disk.nbytes
 
     @property
     def host_bytes(self) -> dict[str, int]:
@@ -111,10 +111,6 @@ class ExecutionPlan(PlannedMemory):
         return {"pinned host": pinned, "pageable host": self._pageable} | dict(
             zip(self.device_bytes, placed, strict=True)
         )
-
-    @property
-    def _below(self) -> dict[str, int]:
-        return self.disk.nbytes
 
     def to_dict(self) -> dict[str, Any]:
         """What ``hongtu plan --json`` and run records show."""

@@ -6,15 +6,13 @@ Legend: V vertices, B batches, m devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
-from hongtu.plan.cache.gaps import choose_gaps
-from hongtu.plan.cache.lookahead import lookahead_intervals
+from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
 from hongtu.plan.cache.reuse import uses_of
 from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
@@ -34,34 +32,25 @@ class LoadCounter:
         smallest: slots per device that the largest batch needs; all that the paper's plan takes.
         largest: slots per device with which nothing is loaded twice.
         paper_rows: rows that the paper's reuse loads (V_+ru).
+        floor: rows that are read at all: every plan loads each of them.
     """
 
     def __init__(self, topology: Topology, schedule: np.ndarray) -> None:
-        self._uses, self._needed = [], []
-        self.paper_rows = 0
-        largest = []
+        self._topology, self._schedule = topology, schedule
+        self.paper_rows = self.floor = 0
+        smallest, largest = [], []
         for uses in uses_of(topology, schedule):
-            start, row = uses.own
-            batch = np.repeat(np.arange(len(start) - 1), np.diff(start))
-            mirrored = np.diff(uses.mirror[0])
-            self._uses.append(uses)
-            self._needed.append(np.diff(start) + mirrored)
-            self.paper_rows += len(row) - int(np.count_nonzero(uses.own_next == batch + 1))
-            largest.append(int(np.count_nonzero(uses.own_next < 0) + mirrored.max(initial=0)))
-        self.smallest = tuple(int(needed.max(initial=0)) for needed in self._needed)
-        self.largest = tuple(largest)
-
-    @property
-    def floor(self) -> int:
-        """Rows that are read at all: every plan loads each of them."""
-        return sum(int(np.count_nonzero(uses.own_next < 0)) for uses in self._uses)
+            start, following = uses.own[0], uses.own_next
+            batch, once = np.repeat(np.arange(len(start) - 1), np.diff(start)), int(np.count_nonzero(following < 0))
+            self.paper_rows += len(following) - int(np.count_nonzero(following == batch + 1))
+            self.floor += once
+            smallest.append(int(uses.window_rows(0).max(initial=0)))
+            largest.append(once + int(np.diff(uses.mirror[0]).max(initial=0)))
+        self.smallest, self.largest = tuple(smallest), tuple(largest)
 
     def lookahead_rows(self, capacity: Sequence[int]) -> int:
         """Rows that lookahead loads with so many slots on every device (at least ``smallest``)."""
-        rows = 0
-        for uses, needed, slots in zip(self._uses, self._needed, capacity, strict=True):
-            rows += len(uses.own[1]) - int(choose_gaps(uses.own_gaps, int(slots) - needed, 0).sum())
-        return rows
+        return sum(loads for loads, _ in count_lookahead(self._topology, self._schedule, capacity))
 
     def curve(self) -> list[tuple[int, int]]:
         """(slots of all devices, rows loaded) from the smallest cache to one for every row."""
@@ -81,49 +70,30 @@ def lookahead_summary(topology: Topology) -> dict[str, Any]:
     return {"rows": rows, "pulled": pulled, "floor": counter.floor, "capacity": list(counter.smallest)}
 
 
-@dataclass(frozen=True)
-class Rung:
-    """A step of the ladder of savings.
-
-    Attributes:
-        name: for people.
-        rows: rows that one pass loads from the host.
-        bytes: over the host link, all passes of an epoch that load or flush, at the plan's widths.
-        seconds: the same passes by Equation 4, of a device.
-    """
-
-    name: str
-    rows: int
-    bytes: int
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def ladder(plan: ExecutionPlan, volume: dict[str, int], lookahead_rows: int, hardware: Hardware) -> list[Rung]:
-    """From every chunk's own loads to lookahead, with the plan's widths: what each policy moves over the host link.
+def ladder(
+    plan: ExecutionPlan, volume: dict[str, int], lookahead_rows: int, hardware: Hardware
+) -> list[dict[str, Any]]:
+    """From every chunk's own loads to lookahead: the "name" of each policy; the "rows" that one pass loads from the
+    host; the "bytes" over the host link in all passes of an epoch that load or flush, at the plan's widths; and the
+    "seconds" of these passes by Equation 4, of a device.
 
     Args:
         volume: ``v_ori``, ``v_p2p`` and ``v_ru`` of the artifact's chunks.
         lookahead_rows: rows that one pass loads under lookahead in the paper's buffer.
     """
     ori, p2p, ru = volume["v_ori"], volume["v_p2p"], volume["v_ru"]
-    row, m = row_bytes(plan), plan.topology.partitions
-    steps = (
-        ("none", (ori, ori, ori)),
-        ("+ p2p", (ori, p2p, p2p)),
-        ("+ reuse (paper)", (ori, p2p, ru)),
-        ("lookahead", (ori, p2p, lookahead_rows)),
-    )
-    return [Rung(name, rows[-1], rows[-1] * row, hardware.equation4(*rows, row, m)) for name, rows in steps]
-
-
-def row_bytes(plan: ExecutionPlan) -> int:
-    """Bytes of a row, summed over all loads and flushes of it in an epoch."""
-    width = plan.passes.width
-    columns = sum(width[name] for p in plan.passes.train for name in (p.exchange, p.flush) if name is not None)
-    return columns * plan.shape.itemsize
+    names = (name for p in plan.passes.train for name in (p.exchange, p.flush) if name is not None)
+    row, m = sum(plan.passes.width[name] for name in names) * plan.shape.itemsize, plan.topology.partitions
+    steps = {
+        "none": (ori, ori, ori),
+        "+ p2p": (ori, p2p, p2p),
+        "+ reuse (paper)": (ori, p2p, ru),
+        "lookahead": (ori, p2p, lookahead_rows),
+    }
+    return [
+        {"name": name, "rows": rows[-1], "bytes": rows[-1] * row, "seconds": hardware.equation4(*rows, row, m)}
+        for name, rows in steps.items()
+    ]
 
 
 def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, Any]:

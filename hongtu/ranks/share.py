@@ -19,10 +19,11 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, Rows
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.halo import Crossing, Halo
+from hongtu.graph.reach import sources_of
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.ranks.fabric import Fabric
-from hongtu.ranks.receptive import adopters, edges_of, read_over, sources_of
+from hongtu.ranks.receptive import adopters, edges_of, hops_from
 from hongtu.ranks.rounds import MOST, rounds_of
 from hongtu.ranks.stages import Stages
 
@@ -102,7 +103,7 @@ class Share(Artifact):
         topology, m = whole.topology, end - first
         starts = topology.partition_start[first : end + 1]
         computed = stages.of(topology, int(starts[0]), int(starts[-1]))
-        depth = read_over(topology, computed, int(starts[0]), int(starts[-1]))
+        depth = hops_from(topology, int(starts[0]), int(starts[-1]), through=computed >= 2)  # others need no in-edges
         partition = np.searchsorted(starts, np.arange(len(depth)), side="right").astype(np.int32) - 1
         home = adopters(topology, depth, partition, m)
         beside = [np.flatnonzero((home == i) & (depth > 0)) for i in range(m)]

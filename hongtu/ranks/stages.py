@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hongtu.graph.reach import sources_of
 from hongtu.graph.topology import Topology
-from hongtu.ranks.receptive import FAR, add_over_edges, hops_from, sources_of
+from hongtu.ranks.receptive import FAR, add_over_edges, hops_from
 
 UNREAD = -1
 
@@ -30,9 +31,9 @@ class Stages(ABC):
     layers: int
 
     @property
-    @abstractmethod
     def fetches(self) -> bool:
         """Whether some rank may fetch a row."""
+        return True
 
     @abstractmethod
     def of(self, topology: Topology, first: int, end: int) -> np.ndarray:
@@ -87,10 +88,6 @@ class ByVertex(Stages):
     row: tuple[float, ...]
     edge: tuple[float, ...]
     fetch: tuple[float, ...]
-
-    @property
-    def fetches(self) -> bool:
-        return True
 
     def of(self, topology: Topology, first: int, end: int) -> np.ndarray:
         v, degree = topology.num_vertices, np.diff(topology.in_edge_start)

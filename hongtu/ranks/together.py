@@ -132,7 +132,7 @@ class Together(ABC):
             check()
             yield
             return
-        calls, own = self.calls, None
+        calls = self.calls
         if not calls.inside:
             calls.number, calls.exchanges = calls.number + 1, 0
         calls.inside.append(method)
@@ -140,11 +140,8 @@ class Together(ABC):
         try:
             if len(calls.inside) == 1:
                 self.where, self.method = BEFORE, f" of {outermost}"
-            try:
+            with self.agreed():
                 check()
-            except Exception as error:
-                own = error
-            _raise_first(own, self.gather(_told(own)))
             yield
             if len(calls.inside) == 1:
                 self.where, self.method = f"{OUTSIDE}, the last was {outermost}", ""

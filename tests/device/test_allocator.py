@@ -40,9 +40,9 @@ def counted(model, grain, strategy, monkeypatch):
     trainer = training.make_trainer(model, problems.awkward(), grain, **options)
     trainer.train_epoch()
     device = trainer._engine._devices[0]
-    noted = device._workspace._known = Noted()
+    noted = device.workspace._known = Noted()
     peak = max(trainer.train_epoch().peak_bytes["device 0"] for _ in range(2))
-    return peak, device.workspace_peak, noted.log
+    return peak, device.workspace.peak, noted.log
 
 
 def reserved(held, log, times, **options):

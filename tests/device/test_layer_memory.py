@@ -41,16 +41,16 @@ def test_a_device_counts_the_largest_chunk_more_often_where_a_budget_stands(budg
                 assert (_get_current_dispatch_mode() is not None) or epoch
                 counted += chunk == 1 and _get_current_dispatch_mode() is not None
                 torch.ones(floats)
-        assert device.workspace_peak == 4 * (70 + 5 * len(stays)) and device.peak == device.workspace_peak
+        assert device.workspace.peak == 4 * (70 + 5 * len(stays)) and device.peak == device.workspace.peak
         if epoch == 3:
             stays.append(torch.ones(5))
-            device.count(stays[0])
+            device.workspace.count(stays[0])
     assert counted == 1 + 2 * Sample.EVERY // (Sample.EVERY if budget is None else Sample.OFTEN)
 
 
 def test_operations_are_looked_at_only_where_somebody_counts_or_replaces_them() -> None:
     device, product = CpuDevice("device 0", None, Traffic()), torch.ops.aten.mm.default
-    device._workspace = WorkspaceTracker(lambda live: None, {product: lambda a, b: product(a, b) + 1})
+    device.workspace = WorkspaceTracker(lambda live: None, {product: lambda a, b: product(a, b) + 1})
     a, looked = torch.ones(2, 2), {}
     for run in range(2):
         for name, operation in (("forward 0", torch.mm), ("fused 1", torch.add)):

@@ -50,14 +50,14 @@ def test_a_device_counts_copies_until_they_are_gone() -> None:
         made = torch.randn(200, 100)
         copied = device.save(made.untyped_storage())
         assert copied is not None and device.save(copied) is None
-        assert device._workspace.live == 2 * 80_000
+        assert device.workspace.live == 2 * 80_000
         del made
-        assert device._workspace.live == 80_000
+        assert device.workspace.live == 80_000
     planned = torch.zeros(200, 100)
     assert device.save(planned.untyped_storage()) is None
     del copied
     gc.collect()
-    assert device._workspace.live == 0
+    assert device.workspace.live == 0
 
 
 @pytest.mark.parametrize("model", [*SIX, DEEP], ids=repr)

@@ -31,7 +31,9 @@ DTYPES = {"pointers": torch.int64, "weights": torch.float32, "flags": torch.uint
 def made(stays=False, nbytes=61):
     """A script, and where it goes."""
     device = torch.zeros(61, dtype=torch.uint8)
-    return Script(torch.zeros(nbytes, dtype=torch.uint8), DTYPES, typed(device, DTYPES.values()), stays=stays), device
+    script = Script(torch.zeros(nbytes, dtype=torch.uint8), DTYPES, stays=stays)
+    script.goes_to(typed(device, DTYPES.values()))
+    return script, device
 
 
 def given(array):

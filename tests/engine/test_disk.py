@@ -20,13 +20,14 @@ import pytest
 import torch
 
 from hongtu.bench.profile import disk as rate
-from hongtu.engine import blocks, disk, reads, stores, uncached
+from hongtu.engine import blocks, disk, stores, uncached
 from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore
 from hongtu.errors import InputError, OutputError
 from hongtu.host import drop_file_pages, in_large_pages
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.disk import DiskLayout, Kept, _room
+from hongtu.plan.memory.disk import DiskLayout, _room
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Summed
 from tests import problems, training
@@ -88,14 +89,14 @@ def test_what_was_put_is_what_is_read(refused, tmp_path, way, monkeypatch):
     nbytes, rng = 300_001, np.random.default_rng(0)
     monkeypatch.setattr(blocks, "BEHIND", 1 << 15)
     monkeypatch.setattr(blocks, "JOINED", 1 << 14)
-    monkeypatch.setattr(reads, "STEP", 1 << 13)
+    monkeypatch.setattr(stores, "STEP", 1 << 13)
     if refused:
         monkeypatch.setattr(blocks, "LEAST", 1 << 8)  # no disk takes so little: it says so when it is written
-        monkeypatch.setattr(reads, "DISK_BLOCK", 1 << 8)
+        monkeypatch.setattr(stores, "DISK_BLOCK", 1 << 8)
     expected = np.zeros(nbytes, np.uint8)
     with open(tmp_path / "rows", "w+b", buffering=0) as stream:
         stream.truncate(nbytes)
-        put, got = blocks.Blocks(stream.fileno(), nbytes, 64), reads.Reads(stream.fileno())
+        put, got = blocks.Blocks(stream.fileno(), nbytes, 64), stores.File(stream, "rows")
         for _ in range(400):
             begin = int(rng.integers(nbytes))
             data = rng.integers(256, size=min(int(rng.choice([0, 5, 700, 60_000])), nbytes - begin), dtype=np.uint8)
@@ -104,11 +105,11 @@ def test_what_was_put_is_what_is_read(refused, tmp_path, way, monkeypatch):
             begin = int(rng.integers(nbytes))
             found = np.empty(min(int(rng.choice([0, 9, 3000, 30_000])), nbytes - begin), np.uint8)
             put.settle(begin, begin + len(found))
-            assert got.read(begin, found) == len(found)
+            got.read(begin, found)
             assert np.array_equal(found, expected[begin : begin + len(found)])
         put.settle(0, nbytes)
         assert np.array_equal(np.fromfile(tmp_path / "rows", np.uint8), expected)
-        with pytest.raises(OSError, match=f"ends at byte {nbytes}, expected 7 bytes more"):
+        with pytest.raises(OutputError, match=f"ends at byte {nbytes}, expected 7 bytes more"):
             got.read(nbytes - 3, np.empty(10, np.uint8))
         put.close(), got.close()
 
@@ -136,12 +137,13 @@ def test_few_writes_bring_many_appends(tmp_path, monkeypatch):
 
 def test_few_calls_read_a_chunk(tmp_path, monkeypatch):
     """Each takes Python's lock from whoever computes beside it."""
-    calls, preadv, rows = [], reads.os.preadv, np.arange(10 << 20, dtype=np.uint8)
-    monkeypatch.setattr(reads.os, "preadv", lambda file, into, at: calls.append(at) or preadv(file, into, at))
+    calls, preadv, rows = [], stores.os.preadv, np.arange(10 << 20, dtype=np.uint8)
+    monkeypatch.setattr(stores.os, "preadv", lambda file, into, at: calls.append(at) or preadv(file, into, at))
     rows.tofile(tmp_path / "rows")
     with open(tmp_path / "rows", "rb", buffering=0) as stream:
-        got, found = reads.Reads(stream.fileno()), np.zeros((10 << 20) - 5000, np.uint8)
-        assert got.read(5000, found) == len(found) and np.array_equal(found, rows[5000:])
+        got, found = stores.File(stream, "rows"), np.zeros((10 << 20) - 5000, np.uint8)
+        got.read(5000, found)
+        assert np.array_equal(found, rows[5000:])
         assert calls == [at + 4096 for at in (0, 4 << 20, 8 << 20)] or calls[0] == 5000  # through the cache
         got.close()
 
@@ -153,18 +155,18 @@ def test_rows_come_to_where_they_are_used(header, tmp_path, monkeypatch):
     rng, row, copied = np.random.default_rng(0), 256, []
     given = rng.integers(256, size=header + 96 * row, dtype=np.uint8)
     given.tofile(tmp_path / "rows")
-    around = reads.Reads._around_cache
-    monkeypatch.setattr(reads.Reads, "_around_cache", lambda *these: copied.append(these) or around(*these))
+    around = stores.File._around_cache
+    monkeypatch.setattr(stores.File, "_around_cache", lambda *these: copied.append(these) or around(*these))
     with open(tmp_path / "rows", "rb", buffering=0) as stream:
-        got, memory = reads.Reads(stream.fileno()), in_large_pages(1 << 16)
+        got, memory = stores.File(stream, "rows"), in_large_pages(1 << 16)
         for lo, hi in ((0, 32), (5, 37), (64, 96), (40, 41)):
             memory[:] = 7
             room, begin = memory[8192 : 8192 + _room(32, row) * row], header + lo * row
             at = got.read_within(begin, (hi - lo) * row, room)
             assert np.array_equal(room[at : at + (hi - lo) * row], given[begin : header + hi * row])
             assert at % 64 == 0 and (memory[:8192] == 7).all() and (memory[8192 + len(room) :] == 7).all()
-        assert not copied or header == 100 or got._file._direct is None
-        with pytest.raises(OSError, match=f"ends at byte {len(given)}, expected 256 bytes more"):
+        assert not copied or header == 100 or got._uncached._direct is None
+        with pytest.raises(OutputError, match=f"ends at byte {len(given)}, expected 256 bytes more"):
             got.read_within(header + 95 * row, 2 * row, memory)
         got.close()
 
@@ -272,8 +274,7 @@ def test_a_disk_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     store = trainer._runtime.engine._disk._stores["disk"]
-    monkeypatch.setattr(store._reads, "read", broken)
-    monkeypatch.setattr(store._reads, "read_within", broken)
+    monkeypatch.setattr(store._uncached, "around", broken)
     with pytest.raises(OutputError, match=rf"{tmp_path}: cannot be read \(Input/output error\); look whether its disk"):
         trainer.train_epoch()
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hongtu.hardware import aligned
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.program import moves

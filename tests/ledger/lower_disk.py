@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program import moves
 from hongtu.plan.program.on_disk import Bucket, Summed
 from tests.ledger.form import DISK, HOST, Call, Chunk, Column, Copy, Op, Ref

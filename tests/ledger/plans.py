@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hongtu.graph.reach import receptive_field
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
-from hongtu.plan.passes.prune import receptive_field
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.search.build import make_plan, sketch_plan

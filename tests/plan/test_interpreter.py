@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hongtu.errors import BudgetError
+from hongtu.graph.reach import receptive_field
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.passes.prune import receptive_field
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.program.check import check_program
 from hongtu.plan.program.moves import Copy

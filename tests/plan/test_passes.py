@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hongtu.graph.reach import receptive_field
 from hongtu.plan.passes.builder import plan_passes
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.passes.prune import pays, receptive_field
 from hongtu.plan.passes.shapes import Products, StageWork, ValueShape
 from hongtu.plan.passes.strategy import get_strategy
+from hongtu.plan.search.planner import pays
 from tests import tiny
 from tests.tiny import GAT, GCN, layer, network
 

@@ -10,7 +10,7 @@ import pytest
 
 from hongtu.hardware import CPU, H200
 from hongtu.plan.cache.transfer import DeviceTransfers
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
 from hongtu.plan.program.check import check_program

@@ -20,7 +20,7 @@ from hongtu.hardware import CPU
 from hongtu.model.embedding import NAME
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.preprocess.partition import PARTITIONERS
-from hongtu.ranks.receptive import FAR, read_over
+from hongtu.ranks.receptive import FAR, hops_from
 from hongtu.ranks.stages import UNREAD, ByLayer
 from hongtu.train.loop import COMMON
 from hongtu.train.planning import plan_ranks
@@ -183,7 +183,7 @@ class AtRandom(ByLayer):
         found, rng = super().of(topology, first, end), np.random.default_rng(first)
         others = np.flatnonzero((found > 0) & (found <= self.layers))
         found[others] = np.minimum(found[others], rng.integers(1, self.layers + 1, len(others)))
-        return np.where(read_over(topology, found, first, end) == FAR, UNREAD, found)
+        return np.where(hops_from(topology, first, end, through=found >= 2) == FAR, UNREAD, found)
 
 
 @pytest.mark.every

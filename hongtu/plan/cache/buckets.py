@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -64,10 +65,13 @@ class Buckets:
 
     @cached_property
     def interval(self) -> np.ndarray:
-        """int32 [K], in their order."""
-        batch = self.loads.last if self.retiring else self.loads.first
-        found: np.ndarray = _place(self.loads.row, batch, self.chunk_start, self.begins, self.begin, self.count)
-        return found
+        """int32 [K], in their order; those of a batch and chunk by row."""
+        row, batch, count = self.loads.row, self.loads.last if self.retiring else self.loads.first, self.count
+        lies = np.flatnonzero(row >= self.begins)
+        order = lies[np.lexsort((row[lies], batch[lies]))]  # so by batch, and in it by chunk
+        interval, before = np.empty(len(order), dtype=np.int32), np.cumsum(count).reshape(count.shape) - count
+        interval[np.arange(len(order)) + np.repeat((self.begin - before).ravel(), count.ravel())] = order
+        return interval
 
     def rows(self, lies: slice) -> np.ndarray:
         """int32, the vertices of some of them."""
@@ -119,21 +123,7 @@ def make_buckets(loads: Intervals, chunk_start: np.ndarray, order: range, by: Si
     >>> found.rows(slice(4)).tolist(), replace(found, begins=2).rows(slice(2)).tolist()
     ([1, 0, 3, 2], [3, 2])
     """
-    every = _count(loads.row, loads.last if retiring else loads.first, chunk_start, len(order))
+    batch, shape = loads.last if retiring else loads.first, (len(order), len(chunk_start) - 1)
+    chunk = np.searchsorted(chunk_start, loads.row, side="right") - 1
+    every = np.bincount(batch * np.int64(shape[1]) + chunk, minlength=prod(shape)).reshape(shape)
     return Buckets(loads, chunk_start, order, by, retiring, every)
-
-
-def _count(row, batch, chunk_start, batches):
-    """int64 [B, n], how many intervals there are of each batch and chunk."""
-    chunks = len(chunk_start) - 1
-    chunk = np.searchsorted(chunk_start, row, side="right") - 1
-    return np.bincount(batch * np.int64(chunks) + chunk, minlength=batches * chunks).reshape(batches, chunks)
-
-
-def _place(row, batch, chunk_start, begins, begin, count):
-    """int32 [K], the intervals of rows from ``begins`` on; those of a batch and chunk by row."""
-    lies = np.flatnonzero(row >= begins)
-    order = lies[np.lexsort((row[lies], batch[lies]))]  # so by batch, and in it by chunk
-    interval, before = np.empty(len(order), dtype=np.int32), np.cumsum(count).reshape(count.shape) - count
-    interval[np.arange(len(order)) + np.repeat((begin - before).ravel(), count.ravel())] = order
-    return interval

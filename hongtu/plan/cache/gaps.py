@@ -7,6 +7,8 @@ choice takes as long as there are pairs (j, k), whatever the graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +44,23 @@ def count_gaps(request_start: np.ndarray, next_use: np.ndarray, allowed: np.ndar
     >>> start.tolist(), end.tolist(), count.tolist()
     ([0, 2, 2, 2], [1, 2], [2, 1])
     """
-    return Gaps(*_count_gaps(request_start, next_use, allowed))
+    start, ends, numbers = [0], [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
+    for _, following in _batches(request_start, next_use, allowed):
+        number = np.bincount(following + 1)[1:]
+        end = np.flatnonzero(number)
+        ends.append(end.astype(np.int32))
+        numbers.append(number[end].astype(np.int32))
+        start.append(start[-1] + len(end))
+    return Gaps(np.array(start), np.concatenate(ends), np.concatenate(numbers))
+
+
+def _batches(
+    request_start: np.ndarray, next_use: np.ndarray, allowed: np.ndarray
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """The requests of each batch, and where the gap ends that each begins; -1 where it begins none that may be kept."""
+    for first, end in pairwise(request_start.tolist()):
+        mine = slice(first, end)
+        yield mine, np.where(allowed[mine], next_use[mine], -1) if len(allowed) else next_use[mine]
 
 
 def merge_gaps(one: Gaps, other: Gaps) -> tuple[Gaps, np.ndarray]:
@@ -108,72 +126,19 @@ def gap_slots(gaps: Gaps, kept: np.ndarray, prefetch: int) -> np.ndarray:
     return np.cumsum((opened - closed).astype(np.int64))[:num_batches]
 
 
-def _alike(request_start, next_use, allowed):
-    """Which requests begin a gap that may be kept, and of each of them, where it begins and ends as one number."""
-    which = np.flatnonzero((next_use >= 0) & allowed if len(allowed) else next_use >= 0)
-    begin = np.searchsorted(request_start, which, side="right") - 1
-    return which, begin * (len(request_start) - 1) + next_use[which]
-
-
-def _bridged_arrays(request_start, next_use, allowed, gaps, kept):
-    """As ``bridged``."""
-    which, key = _alike(request_start, next_use, allowed)
-    order = np.argsort(key, kind="stable")
-    key, num_batches = key[order], len(request_start) - 1
-    of_gap = np.repeat(np.arange(num_batches), np.diff(gaps.start)) * num_batches + gaps.end
-    by_key = np.argsort(of_gap)
-    most = kept[by_key[np.searchsorted(of_gap[by_key], key)]]
-    stays = np.zeros(len(next_use), dtype=np.bool_)
-    stays[which[order[np.arange(len(key)) - np.searchsorted(key, key) < most]]] = True
-    return stays
-
-
-def _count_gaps_arrays(request_start, next_use, allowed):
-    """As ``_count_gaps``."""
-    num_batches = len(request_start) - 1
-    key, first, number = np.unique(_alike(request_start, next_use, allowed)[1], return_index=True, return_counts=True)
-    key, number = (found[np.argsort(first)] for found in (key, number))
-    begin, end = np.divmod(key, max(1, num_batches))
-    return np.searchsorted(begin, np.arange(num_batches + 1)), end.astype(np.int32), number.astype(np.int32)
-
-
-@compiled(plain=_bridged_arrays)
-def bridged(request_start, next_use, allowed, gaps, kept):
+def bridged(
+    request_start: np.ndarray, next_use: np.ndarray, allowed: np.ndarray, gaps: Gaps, kept: np.ndarray
+) -> np.ndarray:
     """bool [K], the requests whose row stays until its next use: of alike gaps the first ``kept``."""
-    num_batches = len(request_start) - 1
-    left = np.zeros(num_batches + 1, dtype=np.int64)
-    stays = np.zeros(len(next_use), dtype=np.bool_)
-    for b in range(num_batches):
-        for g in range(gaps.start[b], gaps.start[b + 1]):
-            left[gaps.end[g]] = kept[g]
-        for k in range(request_start[b], request_start[b + 1]):
-            end = next_use[k]
-            if end >= 0 and left[end] > 0 and (len(allowed) == 0 or allowed[k]):
-                left[end] -= 1
-                stays[k] = True
+    stays, whole = np.zeros(len(next_use), dtype=np.bool_), np.zeros(len(gaps.start), dtype=np.bool_)
+    for (mine, following), first, end in zip(
+        _batches(request_start, next_use, allowed), gaps.start[:-1], gaps.start[1:], strict=True
+    ):
+        ends, some = gaps.end[first:end], kept[first:end]
+        all_stay = some == gaps.number[first:end]
+        whole[ends] = all_stay
+        stays[mine] = whole[following]  # -1 finds the last, which no gap ends in
+        whole[ends] = False
+        for k in np.flatnonzero(~all_stay & (some > 0)):
+            stays[mine.start + np.flatnonzero(following == ends[k])[: some[k]]] = True
     return stays
-
-
-@compiled(plain=_count_gaps_arrays)
-def _count_gaps(request_start, next_use, allowed):
-    num_batches = len(request_start) - 1
-    most = 0
-    for b in range(num_batches):
-        most += min(request_start[b + 1] - request_start[b], num_batches - 1 - b)
-    start = np.zeros(num_batches + 1, dtype=np.int64)
-    end, count = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-    tally = np.zeros(num_batches, dtype=np.int32)
-    at = 0
-    for b in range(num_batches):
-        for k in range(request_start[b], request_start[b + 1]):
-            n = next_use[k]
-            if n >= 0 and (len(allowed) == 0 or allowed[k]):
-                if tally[n] == 0:
-                    end[at] = n
-                    at += 1
-                tally[n] += 1
-        for g in range(start[b], at):
-            count[g] = tally[end[g]]
-            tally[end[g]] = 0
-        start[b + 1] = at
-    return start, end[:at].copy(), count[:at].copy()

@@ -15,14 +15,9 @@ from typing import cast
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.cache.intervals import Intervals, assign_slots, by_batch, chain, make_intervals
+from hongtu.plan.cache.intervals import Intervals, assign_slots, chain, make_intervals
 from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
-from hongtu.plan.cache.reuse import (
-    adjacent_intervals,
-    neighbour_requests,
-    single_intervals,
-    uses_of,
-)
+from hongtu.plan.cache.reuse import Requests, adjacent_intervals, neighbour_requests, single_intervals, uses_of
 from hongtu.plan.passes.strategy import Reuse
 
 
@@ -117,21 +112,24 @@ class BatchLimits:
     slots: int
 
 
+def _requests(topology: Topology, schedule: np.ndarray, reuse: Reuse) -> list[tuple[Requests, Requests]]:
+    """What every device requests of its own partition, or of all without deduplication; and of its peers."""
+    if reuse != "none":
+        return [(uses.own, uses.mirror) for uses in uses_of(topology, schedule)]
+    nothing = np.zeros(schedule.shape[1] + 1, dtype=np.int64), np.empty(0, dtype=np.int32)
+    return [(neighbour_requests(topology, schedule, i), nothing) for i in range(topology.partitions)]
+
+
 def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse, prefetch: int = 0) -> list[BatchLimits]:
     """The largest requests of every device; they bound the buffers that hold a batch's plan arrays."""
     limits = []
-    for i in range(topology.partitions):
-        uses = uses_of(topology, schedule)[i]
-        if reuse == "none":
-            own = np.diff(neighbour_requests(topology, schedule, i)[0])
-            peers = np.zeros_like(own)
-        else:
-            own, peers = np.diff(uses.own[0]), np.diff(uses.mirror[0])
+    for i, of_device in enumerate(_requests(topology, schedule, reuse)):
+        own, peers = (np.diff(start) for start, _ in of_device)
         slots = own + peers
         if prefetch and reuse in ("none", "p2p") and len(slots):  # a row of two batches has a slot for each
             slots = np.convolve(slots, np.ones(prefetch + 1, dtype=np.int64))[prefetch:]
         elif prefetch:
-            slots = uses.window_rows(prefetch)
+            slots = uses_of(topology, schedule)[i].window_rows(prefetch)
         limits.append(BatchLimits(*(int(x.max(initial=0)) for x in (own, peers, slots))))
     return limits
 
@@ -159,18 +157,10 @@ def plan_transfers(
     if reuse == "lookahead":
         intervals = lookahead_intervals(topology, schedule, capacity, prefetch, peer_cost)
         return _compile(topology, schedule, *intervals, prefetch)
-    owner_columns, mirror_columns = [], []
-    empty = np.empty(0, dtype=np.int32)
-    for i in range(topology.partitions):
-        if reuse == "none":
-            owner_columns.append(single_intervals(neighbour_requests(topology, schedule, i)))
-            mirror_columns.append((empty, empty, empty))
-        else:
-            uses = uses_of(topology, schedule)[i]
-            keep = single_intervals if reuse == "p2p" else adjacent_intervals
-            owner_columns.append(keep(uses.own))
-            mirror_columns.append(keep(uses.mirror))
-    return _compile(topology, schedule, owner_columns, mirror_columns, prefetch)
+    keep = adjacent_intervals if reuse == "paper" else single_intervals
+    columns = [(keep(own), keep(mirror)) for own, mirror in _requests(topology, schedule, reuse)]
+    owners, mirrors = zip(*columns, strict=True)
+    return _compile(topology, schedule, owners, mirrors, prefetch)
 
 
 def plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int = 0) -> TransferPlan:
@@ -221,7 +211,8 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
         peer_slot = np.empty(len(row), dtype=np.int32)
         for p in np.unique(peer):
             of_peer = np.flatnonzero(peer == p)
-            peer_slot[of_peer] = _slot_at(loads[p], row[of_peer], first[of_peer], topology.num_vertices)
+            start = np.searchsorted(first[of_peer], np.arange(num_batches + 1))  # intervals are sorted by it
+            peer_slot[of_peer] = _slots_at(start, row[of_peer], [loads[p]], topology.num_vertices)
         mirror = make_intervals(row, slot, first, last, num_batches, peer, peer_slot)
         start, source = neighbour_requests(topology, schedule, i)
         slot_of_source = _slots_at(start, source, [loads[i], mirror], topology.num_vertices)
@@ -240,14 +231,6 @@ def _shared_slots(owner, mirror, num_batches, prefetch):
     slot = np.empty(len(first), dtype=np.int32)
     slot[order], capacity = assign_slots(first[order], last[order], num_batches)
     return slot, capacity
-
-
-def _slot_at(loads: Intervals, row: np.ndarray, batch: np.ndarray, num_vertices: int) -> np.ndarray:
-    """int32, slot of the owner's interval of each ``row`` that is alive in ``batch``."""
-    order, start = by_batch(batch, len(loads.first_start) - 1)
-    slot = np.empty(len(row), dtype=np.int32)
-    slot[order] = _slots_at(start, row[order], [loads], num_vertices)
-    return slot
 
 
 def _slots_at(start, source, tables, num_vertices):

@@ -8,7 +8,7 @@ Devices of one machine work at the same time: a pass takes as long as the slowes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ from hongtu.metrics import BELOW, Traffic
 from hongtu.plan.cost.work import Extent, Work, partition_work, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import OUTPUT, Pass
+from hongtu.plan.passes.shapes import Counts
 from hongtu.plan.program import moves
 from hongtu.plan.program.program import PassProgram
 
@@ -25,7 +26,7 @@ ROUNDS = 4  # of all sets that are walked; from then on every round takes as lon
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds:
+class Seconds(Counts):
     """Where the time goes.
 
     Attributes:
@@ -56,9 +57,6 @@ class Seconds:
     @property
     def total(self) -> float:
         return sum(asdict(self).values())
-
-    def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)

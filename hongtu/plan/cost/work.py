@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, Pass
-from hongtu.plan.passes.shapes import Products, StageWork
+from hongtu.plan.passes.shapes import Counts, Products, StageWork
 
 LOSS_SWEEPS = 8  # times that the loss and its gradient touch the output: picked, its logarithm, back, put in place
 FRESH = 3  # times as long, where a tensor's memory is mapped anew and its pages are cleared
@@ -17,7 +17,7 @@ FINDING = 192  # bytes of memory that could be read while an edge finds its row,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Counts):
     """What one device computes in one pass.
 
     Attributes:
@@ -35,9 +35,6 @@ class Work:
     flops: float = 0.0
     chunks: int = 0
     calls: int = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,13 @@ Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 
-from hongtu.graph.topology import Topology
 from hongtu.hardware import padded
 from hongtu.plan.cache.transfer import BatchLimits
-from hongtu.plan.memory.structure import FLOAT, SIZES, Needs, Over, device_entries
-from hongtu.plan.passes.definition import FEATURES, Pass, PassList
-from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.memory.placement import Placement
+from hongtu.plan.memory.structure import FLOAT, device_entries, nbytes_of
+from hongtu.plan.passes.definition import FEATURES, Pass
 
 
 @dataclass(frozen=True)
@@ -39,45 +36,31 @@ class Buffer:
 
     def row_bytes(self, itemsize: int) -> int:
         """Of one of its rows, which move."""
-        return prod(self.shape[1:]) * (itemsize if self.dtype == FLOAT else SIZES[self.dtype])
+        return nbytes_of(self.shape[1:], self.dtype, itemsize)
 
 
-def pass_buffers(
-    p: Pass,
-    shape: NetworkShape,
-    passes: PassList,
-    needs: Needs,
-    topology: Topology,
-    limits: BatchLimits,
-    device: int,
-    resident: frozenset[str],
-    *,
-    structure: bool,
-    apart: bool,
-) -> dict[str, Buffer]:
-    """Every planned buffer of one pass on one device but its caches and what stays there, by name.
-
-    Args:
-        structure: that stays there.
-        apart: its vertex rows are padded.
-    """
-    own = slice(device * topology.chunks, (device + 1) * topology.chunks)
-    most, width = device_entries(topology)[device].most, passes.width
+def pass_buffers(plan: Placement, p: Pass, device: int) -> dict[str, Buffer]:
+    """Every planned buffer of one pass on one device but its caches and what stays there, by name."""
+    passes, needs, view, shape = plan.passes, plan.needs(p), plan.view(p), plan.shape
+    most, width = device_entries(view)[device].most, passes.width
     d = most["destinations"]
-    staged = [name for name in (*p.inputs, *p.gradients) if name not in resident or topology.active is not None]
+    staged = [name for name in (*p.inputs, *p.gradients) if name not in plan.resident or view.active is not None]
     buffers = {
-        name: Buffer((most[passes.over(name)], width[name]), FLOAT, padded=apart) for name in dict.fromkeys(staged)
+        name: Buffer((most[passes.over(name)], width[name]), FLOAT, padded=plan.apart) for name in dict.fromkeys(staged)
     }
     if FEATURES in p.inputs and shape.sparse_input is not None:
-        buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(topology)[own].max()))
-    brought = needs.beside if structure else needs.structure | needs.beside
+        own = slice(device * view.chunks, (device + 1) * view.chunks)
+        buffers |= _sparse_buffers(d, int(shape.sparse_input.numbers(view)[own].max()))
+        if plan.maps_sparse_input:
+            buffers.pop(FEATURES, None)
+    brought = needs.beside if plan.structure_stays(p) else needs.structure | needs.beside
     buffers |= {name: Buffer(array.shape(most[array.over]), array.dtype) for name, array in brought.items()}
     if needs.edges:
         reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.saves
-        if reduces and not aggregates_in_place(p, shape, topology, resident):
-            buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT, padded=apart)
-        buffers |= _exchange_buffers(p, limits)
-    return buffers
+        if reduces and not aggregates_in_place(plan, p):
+            buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT, padded=plan.apart)
+        buffers |= _exchange_buffers(p, plan.limits_of(p)[device])
+    return buffers | {places: Buffer((most["edges"],), "int32") for places in plan.edge_places(p)}
 
 
 def _sparse_buffers(d: int, numbers: int) -> dict[str, Buffer]:
@@ -89,9 +72,9 @@ def _sparse_buffers(d: int, numbers: int) -> dict[str, Buffer]:
     }
 
 
-def aggregates_in_place(p: Pass, shape: NetworkShape, topology: Topology, resident: frozenset[str]) -> bool:
+def aggregates_in_place(plan: Placement, p: Pass) -> bool:
     """Whether a declared reduction writes where its output stays."""
-    return p.checkpoint in resident and topology.active is None and not shape.layers[p.layer].combined
+    return p.checkpoint in plan.resident and plan.view(p).active is None and not plan.shape.layers[p.layer].combined
 
 
 def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
@@ -100,53 +83,42 @@ def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
     if p.exchange is not None:
         buffers |= {"load_rows": loads, "load_slots": loads, "pull_from": pulls, "pull_to": pulls}
     if p.flush is not None:
-        if p.exchange is None:
-            buffers |= {"load_slots": loads, "pull_to": pulls}
-        buffers |= {"flush_slots": loads, "push_from": pulls, "push_to": pulls}
+        buffers |= {"load_slots": loads, "pull_to": pulls, "flush_slots": loads, "push_from": pulls, "push_to": pulls}
     return buffers
 
 
-def cached_rows(p: Pass, resident: frozenset[str]) -> tuple[str, ...]:
-    """The tensors whose rows go through caches of a pass's own: values, gradients, or both."""
-    return tuple(name for name in (p.exchange, p.flush) if name is not None and name not in resident)
-
-
 def staged(
-    p: Pass, buffers: dict[str, Buffer], passes: PassList, limits: BatchLimits, most: Mapping[Over, int],
-    kept: frozenset[str], sets: int,
-) -> tuple[dict[str, Buffer], dict[str, Buffer]]:  # fmt: skip
+    plan: Placement, p: Pass, device: int, buffers: dict[str, Buffer]
+) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
     """The buffers of a pass where device and host have memories of their own.
 
     Args:
         buffers: those it has anyway.
-        most: what the device's largest chunk has entries for.
-        kept: the tensors that stay on the devices.
-        sets: of staging memory.
 
     Returns:
         the buffers on the device, rows on their way to the host among them, which are as they will be there, and the
         pinned ones on the host, through which everything goes that is not read from or stored in host rows as it is.
     """
+    passes, most, sets = plan.passes, device_entries(plan.view(p))[device].most, plan.choice.staging
     rows, width = (*p.inputs, *p.gradients, "aggregate"), passes.width
-    away = {name: Buffer((most[passes.over(name)], width[name]), FLOAT) for name in p.written if name not in kept}
-    device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
-    if p.flush is not None and p.flush not in kept:
-        device["flush_rows"] = Buffer((limits.loads, width[p.flush]), FLOAT)
+    leaving = (name for name in p.written if name not in plan.resident)
+    away = {name: Buffer((most[passes.over(name)], width[name]), FLOAT) for name in leaving}
+    on_device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
+    if p.flush is not None and p.flush not in plan.resident:
+        on_device["flush_rows"] = Buffer((plan.limits_of(p)[device].loads, width[p.flush]), FLOAT)
     host = {name: buffer for name, buffer in buffers.items() if name not in rows}
     host |= {f"add {name}": away[name] for name in p.direct if name in away}
-    if "flush_rows" in device:
-        host["flush_rows"] = device["flush_rows"]
-    repeated = {name: replace(buffer, sets=sets) for name, buffer in device.items() if name != "aggregate"}
-    return device | repeated, {name: replace(buffer, sets=sets) for name, buffer in host.items()}
+    if "flush_rows" in on_device:
+        host["flush_rows"] = on_device["flush_rows"]
+    repeated = {name: replace(buffer, sets=sets) for name, buffer in on_device.items() if name != "aggregate"}
+    return on_device | repeated, {name: replace(buffer, sets=sets) for name, buffer in host.items()}
 
 
-def cache_buffers(
-    p: Pass, width: dict[str, int], capacity: int, resident: frozenset[str], *, apart: bool
-) -> dict[str, Buffer]:
-    """The caches of one pass on one device: row values, gradient rows, or both; ``apart``: their rows are padded."""
+def cache_buffers(plan: Placement, p: Pass, capacity: int) -> dict[str, Buffer]:
+    """The caches of one pass on one device: row values, gradient rows, or both."""
     caches = {"cache": p.exchange, "gradient_cache": p.flush}
     return {
-        cache: Buffer((capacity, width[name]), FLOAT, padded=apart)
+        cache: Buffer((capacity, plan.passes.width[name]), FLOAT, padded=plan.apart)
         for cache, name in caches.items()
-        if name is not None and name not in resident
+        if name is not None and name not in plan.resident
     }

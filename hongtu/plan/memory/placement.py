@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, plan_resident
+from hongtu.plan.cache.buckets import Buckets
+from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
-from hongtu.plan.memory.disk import Known
 from hongtu.plan.memory.structure import Array, Needs, edge_order, pass_needs
 from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import Pass, PassList
@@ -50,7 +50,7 @@ class Placement:
     transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
     writers: dict[str, Writers] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
-    known: Known = field(default_factory=dict)
+    known: dict[tuple[Any, ...], Buckets] = field(default_factory=dict)
     probe: Callable[[Any], dict[str, int]] = lambda plan: plan.workspace
 
     @property
@@ -150,20 +150,21 @@ class Placement:
         return found
 
     def needs(self, p: Pass) -> Needs:
-        if p.name not in self._needs:
-            self._needs[p.name] = pass_needs(p, self.shape, self.view(p))
         return self._needs[p.name]
 
     @cached_property
     def _needs(self) -> dict[str, Needs]:
-        return {}
+        return {p.name: pass_needs(p, self.shape, self.view(p)) for p in self.passes.every}
 
     def resident_rows(self, name: str, device: int) -> int:
         """Rows that a resident tensor has on a device: its partition's, and slots for those of peers."""
         if name in self.passes.of_edges:
             ends = self.topology.partition_start[device : device + 2]
             return int(np.diff(self.topology.in_edge_start[ends])[0])
-        return int(np.diff(self.topology.partition_start)[device]) + self._mirror_slots.get(name, {}).get(device, 0)
+        passes = self.passes.every if name in self.resident else ()
+        sharing = {self.view_of(p) for p in passes if name in (p.exchange, p.flush)}
+        own = int(np.diff(self.topology.partition_start)[device])
+        return max([own, *(self.resident_plans[view].devices[device].capacity for view in sharing)])
 
     @cached_property
     def resident_plans(self) -> dict[View, TransferPlan]:
@@ -171,14 +172,26 @@ class Placement:
         wanted = {self.view_of(p) for p in self.passes.every if {p.exchange, p.flush} & self.resident}
         return {key: plan_resident(self.views[key], self.schedules[key], self.choice.prefetch) for key in wanted}
 
+    def limits_of(self, p: Pass) -> list[BatchLimits]:
+        """Per device, the largest requests of a batch in a pass."""
+        return (self._resident_limits if {p.exchange, p.flush} & self.resident else self.limits)[self.view_of(p)]
+
     @cached_property
-    def _mirror_slots(self) -> dict[str, dict[int, int]]:
-        """By resident tensor and device, slots for rows of peers: the most of all passes that exchange it."""
-        own = np.diff(self.topology.partition_start)
-        found: dict[str, dict[int, int]] = {}
-        for p in self.passes.every:
-            for name in {p.exchange, p.flush} & self.resident:
-                for i, device in enumerate(self.resident_plans[self.view_of(p)].devices):
-                    slots = found.setdefault(str(name), {})
-                    slots[i] = max(slots.get(i, 0), device.capacity - int(own[i]))
-        return found
+    def _resident_limits(self) -> dict[View, list[BatchLimits]]:
+        shared = {key: batch_limits(view, self.schedules[key], "p2p") for key, view in self.views.items()}
+        return {key: [replace(limit, loads=0) for limit in limits] for key, limits in shared.items()}
+
+    @property
+    def apart(self) -> bool:
+        """Whether vertex rows are padded on the devices: where these have memory of their own."""
+        return self.choice.staging > 0 or self.choice.padded
+
+    @property
+    def maps_sparse_input(self) -> bool:
+        """Whether sparse features do not become dense on devices."""
+        return self.shape.maps_input and not self.choice.staging
+
+    def edge_places(self, p: Pass) -> dict[str, str]:
+        """By the arrays that say which rows of edges a pass reads or writes, a tensor of each."""
+        touched = (name for name in (*p.inputs, *p.gradients, *p.written) if name in self.passes.of_edges)
+        return {places: name for name in touched if (places := self.places(p, name)) is not None}

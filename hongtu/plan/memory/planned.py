@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,18 +11,17 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.hardware import padded
-from hongtu.plan.cache.transfer import BatchLimits, TransferPlan, batch_limits
-from hongtu.plan.memory.buffers import Buffer, cache_buffers, cached_rows, pass_buffers, staged
+from hongtu.plan.memory.buffers import Buffer, cache_buffers, pass_buffers, staged
 from hongtu.plan.memory.crossings import Crossings
-from hongtu.plan.memory.disk import DiskLayout, DiskPlan, Kept, disk_staging
-from hongtu.plan.memory.placement import Placement
+from hongtu.plan.memory.disk import DiskLayout, disk_staging, lay_out
+from hongtu.plan.memory.host import HostPlacement
 from hongtu.plan.memory.slab import Places, Price, stacked
-from hongtu.plan.memory.structure import FLOAT, SIZES, Over, device_entries, spans
-from hongtu.plan.passes.choice import ONCE, View
-from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient, is_gradient
+from hongtu.plan.memory.structure import Over, spans
+from hongtu.plan.passes.choice import ONCE
+from hongtu.plan.passes.definition import FEATURES, Pass
 
 
-class PlannedMemory(Placement):
+class PlannedMemory(HostPlacement):
     """The buffers that passes need, and the bytes that they take."""
 
     def structure_bytes(self, device: int) -> int:
@@ -74,10 +73,6 @@ class PlannedMemory(Placement):
         """Whether what one copy brings in a batch of a pass is packed once."""
         return self.choice.staging > 0 and self.choice.scripts and p.when == "train"
 
-    def tightest_pass(self, device: int) -> Pass:
-        """The pass that needs the most memory on a device."""
-        return max(self.passes.every, key=lambda p: self.pass_arena(p, device) + self.taken_beside(p))
-
     def pass_arena(self, p: Pass, device: int) -> int:
         """Planned bytes of one pass on one device, the model and resident tensors included; of a slab up to the last
         that the pass uses."""
@@ -107,7 +102,7 @@ class PlannedMemory(Placement):
                 else:
                     at = {}
                     fixed = sum(there.values()) + sum(buffer.nbytes(item) for buffer in own.values())
-                rows = tuple(map(self.row_on_device, cached_rows(p, self.resident)))
+                rows = tuple(buffer.nbytes(item) for buffer in cache_buffers(self, p, 1).values())
                 yield p.name, Price(beside, fixed, rows, slab, at)
                 for name in there.keys() & set(p.frees):
                     del there[name]
@@ -131,14 +126,11 @@ class PlannedMemory(Placement):
 
     def buffers(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The device buffers that a pass allocates, by name."""
-        caches = cache_buffers(p, self.passes.width, self.capacity(p, device), self.resident, apart=self.apart)
-        return self._buffers(p, device)[0] | caches
+        return self._buffers(p, device)[0] | cache_buffers(self, p, self.capacity(p, device))
 
     def host_staging(self, p: Pass, device: int) -> dict[str, Buffer]:
         """The pinned staging memory of a pass for one device, by name."""
-        width, sets, row = self.passes.width, self.disk_sets(p), self.host_row
-        beside = disk_staging(p, device, self.disk, self.kept, self.view, width, sets, row, self.host_dtype)
-        return self._buffers(p, device)[1] | beside
+        return self._buffers(p, device)[1] | disk_staging(self, self.disk, p, device, self.disk_sets(p))
 
     def disk_sets(self, p: Pass) -> int:
         """Of staging memory between the host and the disk in a pass: two where rows come a batch ahead; what runs once
@@ -149,108 +141,17 @@ class PlannedMemory(Placement):
     @cached_property
     def disk(self) -> DiskLayout:
         """Where rows lie below the host."""
-        if not self.spilled:
-            return DiskLayout()
-        planned = {name: found for name, found in self.transfers.items() if isinstance(found, TransferPlan)}
-        row = self.disk_row
-        made = DiskPlan(self.kept, self.passes, self.view, planned, self.topology, row, self.below, self.known)
-        return made.layout
-
-    def below(self, name: str) -> str:
-        """The memory in which the rows of a spilled tensor lie."""
-        return self.choice.below.get(name, "disk")
-
-    @cached_property
-    def kept(self) -> dict[str, Kept]:
-        """Of every spilled tensor the rows that are in host memory all the same."""
-        first = np.arange(self.topology.partitions) * self.topology.chunks
-        start, ends = self.topology.partition_start[:-1], self.topology.chunk_start
-        edges = self.passes.of_edges
-        return {
-            name: Kept(start, ends[first + chunks], self.topology if name in edges else None)
-            for name, chunks in self.spilled.items()
-        }
-
-    def in_memory(self, name: str, p: Pass | None = None) -> int:
-        """How many rows of a host tensor, which a pass makes, are in its memory."""
-        if name in self.kept:
-            return self.kept[name].rows
-        edges = None if p is None else self.edges_of(p, name)
-        return self.topology.num_vertices if edges is None else edges.num_edges
-
-    def host_dtype(self, name: str) -> str:
-        """What the host has the rows of a vertex tensor in: values and their gradients may be narrower than what
-        devices compute with; results, rows that are learned and sparse ones are not, nor gradients that come from the
-        disk, which are added up then."""
-        shape, narrow = self.shape, self._narrow(name)
-        as_given = name in (OUTPUT, gradient(OUTPUT)) or (is_gradient(name) and name in self.spilled)
-        if name in (FEATURES, gradient(FEATURES)):
-            as_given |= shape.learned_input or shape.sparse_input is not None
-        return FLOAT if as_given else narrow
-
-    def host_item(self, name: str) -> int:
-        """Bytes of a number of a vertex tensor on the host."""
-        dtype = self.host_dtype(name)
-        return self.shape.itemsize if dtype == FLOAT else SIZES[dtype]
-
-    def disk_dtype(self, name: str) -> str:
-        """What the disk has them in: gradients narrow, too."""
-        return self._narrow(name) if is_gradient(name) else self.host_dtype(name)
-
-    def _narrow(self, name: str) -> str:
-        """What a run asks for."""
-        return (self.shape.gradient_dtype if is_gradient(name) else self.shape.host_dtype) or FLOAT
-
-    def disk_row(self, name: str) -> int:
-        """Bytes of a row of a vertex tensor there."""
-        dtype = self.disk_dtype(name)
-        return self.passes.width[name] * (self.shape.itemsize if dtype == FLOAT else SIZES[dtype])
-
-    def host_row(self, name: str) -> int:
-        """Bytes of a row of a vertex tensor on the host."""
-        return self.passes.width[name] * self.host_item(name)
-
-    def has_memory(self, name: str) -> bool:
-        """Whether a host tensor is there: all of its rows, if there are any, or those that are not on the disk."""
-        return name not in self.kept or bool((self.kept[name].end > self.kept[name].start).any())
-
-    @property
-    def maps_sparse_input(self) -> bool:
-        """Whether sparse features do not become dense on devices."""
-        return self.shape.maps_input and not self.choice.staging
+        return lay_out(self)
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
-        passes, limits, view = self.passes, self.limits_of(p)[device], self.view(p)
-        structure, needs, most = self.structure_stays(p), self.needs(p), device_entries(view)[device].most
-        own = pass_buffers(
-            p, self.shape, passes, needs, view, limits, device, self.resident, structure=structure, apart=self.apart
-        )
-        own |= {places: Buffer((most["edges"],), "int32") for places in self.edge_places(p)}
-        if self.maps_sparse_input:
-            own.pop(FEATURES, None)
-        if not self.choice.staging:
-            return own, {}
-        return staged(p, own, passes, limits, most, self.resident, self.choice.staging)
-
-    def edge_places(self, p: Pass) -> dict[str, str]:
-        """By the arrays that say which rows of edges a pass reads or writes, a tensor of each."""
-        touched = (name for name in (*p.inputs, *p.gradients, *p.written) if name in self.passes.of_edges)
-        return {places: name for name in touched if (places := self.places(p, name)) is not None}
+        own = pass_buffers(self, p, device)
+        return staged(self, p, device, own) if self.choice.staging else (own, {})
 
     def capacity(self, p: Pass, device: int) -> int:
         """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
         if p.name in self.transfers:
             return self.transfers[p.name].devices[device].capacity
         return self.limits_of(p)[device].slots
-
-    def limits_of(self, p: Pass) -> list[BatchLimits]:
-        """Per device, the largest requests of a batch in a pass."""
-        return (self._resident_limits if {p.exchange, p.flush} & self.resident else self.limits)[self.view_of(p)]
-
-    @cached_property
-    def _resident_limits(self) -> dict[View, list[BatchLimits]]:
-        shared = {key: batch_limits(view, self.schedules[key], "p2p") for key, view in self.views.items()}
-        return {key: [replace(limit, loads=0) for limit in limits] for key, limits in shared.items()}
 
     def capacities(self, p: Pass, budget: int) -> tuple[int, ...]:
         """Slots of every device's caches in a pass that fill the budget, but never fewer than one batch needs nor
@@ -263,11 +164,6 @@ class PlannedMemory(Placement):
 
     def resident_bytes(self, name: str, device: int) -> int:
         return self.resident_rows(name, device) * self.row_on_device(name)
-
-    @property
-    def apart(self) -> bool:
-        """Whether vertex rows are padded on the devices: where these have memory of their own."""
-        return self.choice.staging > 0 or self.choice.padded
 
     def row_on_device(self, name: str) -> int:
         """Bytes from one row of a vertex tensor to the next on a device."""

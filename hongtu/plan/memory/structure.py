@@ -22,6 +22,11 @@ SIZES = {"uint8": 1, "bool": 1, HALF: 2, "int32": 4, "int64": 8}  # bytes of the
 Over = Literal["destinations", "pointers", "edges", "sources", "source pointers"]
 
 
+def nbytes_of(shape: tuple[int, ...], dtype: str, itemsize: int) -> int:
+    """Bytes of so many numbers, where the run's have ``itemsize``."""
+    return prod(shape) * (itemsize if dtype == FLOAT else SIZES[dtype])
+
+
 @dataclass(frozen=True)
 class Array:
     """An array of a chunk's structure.
@@ -41,7 +46,7 @@ class Array:
 
     def nbytes(self, entries: int, itemsize: int) -> int:
         """Of so many entries."""
-        return prod(self.shape(entries)) * (itemsize if self.dtype == FLOAT else SIZES[self.dtype])
+        return nbytes_of(self.shape(entries), self.dtype, itemsize)
 
 
 @dataclass(frozen=True)
@@ -66,17 +71,13 @@ def edge_order(*, mean: bool, weighted: bool) -> dict[str, Array]:
     return found | ({"by_source scale": Array("edges", FLOAT)} if mean or weighted else {})
 
 
-def layers_near(p: Pass, shape: NetworkShape) -> list[int]:
-    """The layers whose update or transform a pass's stage runs."""
-    return [k for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
-
-
 def pass_needs(p: Pass, shape: NetworkShape, view: Topology) -> Needs:
     """What a pass on chunks needs."""
     layer = None if p.layer is None else shape.layers[p.layer]
     edges = layer is not None and (p.exchange is not None or p.flush is not None)
     found, beside = {"ids": Array("destinations", "int64")}, dict[str, Array]()
-    if any(shape.layers[k].uses_statistics for k in layers_near(p, shape)):
+    near = [shape.layers[k] for k in (p.layer, p.stage) if k is not None and k < len(shape.layers)]
+    if any(of.uses_statistics for of in near):  # whose update or transform the stage runs
         if shape.factors is not None:
             found["factors"] = Array("destinations", FLOAT, 2)
         elif shape.statistics_columns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from hongtu.errors import InputError
@@ -56,21 +56,8 @@ class Strategy:
             raise InputError("strategy: group needs schedule='input' (Algorithm 4 orders the artifact's own chunks)")
 
 
-_PAPER = Strategy(
-    reuse="paper",
-    schedule="paper",
-    group=False,
-    once_per_vertex=False,
-    transform_first=False,
-    no_input_gradient=False,
-    cache_input_aggregate=False,
-    fuse_last_layer=False,
-    prune=False,
-    resident=False,
-    overlap=False,
-    capture=False,
-    save=False,
-)
+_OFF: dict[str, Any] = {switch.name: False for switch in fields(Strategy) if switch.default is True}
+_PAPER = Strategy(reuse="paper", schedule="paper", **_OFF)
 STRATEGIES = {
     "none": replace(_PAPER, reuse="none"),
     "p2p": replace(_PAPER, reuse="p2p"),
@@ -105,14 +92,6 @@ SAVINGS = (
 )
 
 
-def with_saving(strategy: Strategy, saving: str) -> Strategy:
-    """A strategy with one more saving on."""
-    if saving == "lookahead":
-        return replace(strategy, reuse="lookahead", schedule="input", group=True)
-    switched: dict[str, Any] = {saving: True}
-    return replace(strategy, **switched)
-
-
 def alone(saving: str) -> Strategy:
     """The paper's strategy with one saving on.
 
@@ -121,4 +100,7 @@ def alone(saving: str) -> Strategy:
     """
     if saving not in SAVINGS:
         raise InputError(f"saving {saving!r}: expected one of {', '.join(SAVINGS)}")
-    return with_saving(_PAPER, saving)
+    if saving == "lookahead":
+        return replace(_PAPER, reuse="lookahead", schedule="input", group=True)
+    switched: dict[str, Any] = {saving: True}
+    return replace(_PAPER, **switched)

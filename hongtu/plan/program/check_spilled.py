@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.held import VALUE, ZERO, Held, demand
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Bucket, Laid, Summed, Target

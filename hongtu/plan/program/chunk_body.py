@@ -89,7 +89,7 @@ class _Body:
         for name in p.outputs:
             yield self._write(name, name, holds=name in p.holds)
         if p.saves:
-            yield call("save", stage=self._stage)
+            yield call("save", stage=p.stage)
 
     def _loss(self) -> Call:
         return call("loss", OUTPUT, "labels", "loss_bits", gives=gradient(OUTPUT))
@@ -97,7 +97,7 @@ class _Body:
     def backward(self) -> Iterator[Call]:
         p, shape = self.p, self.shape
         if p.saves:
-            yield call("resume", stage=self._stage)
+            yield call("resume", stage=p.stage)
         else:
             yield from self._values(graph=True)
         if p.loss:
@@ -174,7 +174,7 @@ class _Body:
         """Without gradients."""
         plan, p, shape = self.plan, self.p, self.shape
         assert shape is not None
-        in_place = shape.reduce is not None and aggregates_in_place(p, plan.shape, plan.view(p), plan.resident)
+        in_place = shape.reduce is not None and aggregates_in_place(plan, p)
         if shape.reduce is None:
             yield call("gather", "slot_of_source", gives="z", at=self._cache("read"))
             yield self._aggregate(graph=False)
@@ -237,11 +237,6 @@ class _Body:
     def _layer(self) -> int:
         assert self.p.layer is not None
         return self.p.layer
-
-    @property
-    def _stage(self) -> int:
-        assert self.p.stage is not None
-        return self.p.stage
 
     @property
     def _s(self) -> tuple[str, ...]:

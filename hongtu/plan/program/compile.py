@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT, Array
+from hongtu.plan.memory.structure import FLOAT, Array, device_entries
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.chunk_body import chunk_body, sort_edges
@@ -76,11 +76,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             before += [_place_structure(stays_at(plan, *stays), stays[1]) for stays in plan.edge_order(p).values()]
             body.append(moves.Compute(body=sort_edges(plan, p), graph=False, saves=False))
     if FEATURES in plan.resident:
-        starts = plan.topology.partition_start
-        start = tuple(
-            plan.topology.chunk_start[i * plan.topology.chunks : (i + 1) * plan.topology.chunks + 1] - starts[i]
-            for i in devices
-        )
+        start = tuple(begins["destinations"] for begins in plan.structure_spans)
         before.append(_place(plan, FEATURES, zero=False))
         into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
         given = Ref(tensor=FEATURES, where="host", dtype=plan.host_dtype(FEATURES))
@@ -89,11 +85,9 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
     if takers := plan.disk.takers.get(("", FEATURES)):
         recalled.append(recall(plan, None, FEATURES))
         body.append(spill(plan, FEATURES, Laid(None, tuple(takers))))
-        chunks = np.diff(plan.topology.chunk_start).reshape(len(devices), -1).max(axis=1)
-        columns = plan.passes.width[FEATURES]
-        staging = tuple(
-            {f"disk {FEATURES}": Buffer((int(rows), columns), plan.host_dtype(FEATURES))} for rows in chunks
-        )
+        columns, dtype = plan.passes.width[FEATURES], plan.host_dtype(FEATURES)
+        most = (entries.most["destinations"] for entries in device_entries(plan.topology))
+        staging = tuple({f"disk {FEATURES}": Buffer((rows, columns), dtype)} for rows in most)
     schedule = plan.schedules.get(None, plan.topology.input_order)
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,

@@ -148,7 +148,7 @@ def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
                     flush_stores=flushed(plan, giver, name),
                 )
             )  # fmt: skip
-        rows = Summed(tuple(found), is_straight(p, name, disk, plan.view), plan.edges_of(p, name))
+        rows = Summed(tuple(found), is_straight(plan, disk, p, name), plan.edges_of(p, name))
     there, window = _ends(plan, name, rows)
     return Copy(link=there.where, dst=window, src=there)
 

@@ -6,7 +6,6 @@ The words of most kinds are their own, ``Instruction.words``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -19,24 +18,16 @@ from hongtu.plan.program.predict import crossing_bytes, placed_row, row_bytes
 from hongtu.plan.program.program import PassProgram
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, PartOfChunk, Picked, Selection
 
+Line = tuple[str, str, str, str]  # operands; rows; bytes; why, or what is stored and what added
 
-@dataclass(frozen=True)
-class Line:
-    """One instruction in one batch.
 
-    Attributes:
-        what: its operands.
-        rows: of every device; () where it moves none.
-        unit: what these count.
-        nbytes: that all devices move together; None where it moves none.
-        note: why, or what is stored and what added.
-    """
-
-    what: str
-    rows: tuple[int, ...] = ()
-    unit: str = "rows"
-    nbytes: int | None = None
-    note: str = ""
+def _line(
+    what: str, rows: tuple[int, ...] = (), unit: str = "rows", *, nbytes: int | None = None, note: str = ""
+) -> Line:
+    """One instruction in one batch: ``rows`` of every device, () where it moves none, and the bytes that all devices
+    move together."""
+    counted = f"{' + '.join(map(str, rows))} {unit}" if rows else ""
+    return what, counted, "" if nbytes is None else f"{nbytes} B", note
 
 
 class Described:
@@ -58,7 +49,7 @@ class Described:
                 zero = "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
                 of = f" of {prod(x.shape)}" if x.shape else ""
                 nbytes = sum(x.rows) * placed_row(x, self._p.itemsize)
-                return Line(f"{x.name} ({x.where}){of}", x.rows, nbytes=nbytes, note=zero)
+                return _line(f"{x.name} ({x.where}){of}", x.rows, nbytes=nbytes, note=zero)
             case moves.Cross() if x.link == "fetch":
                 return self._crosses(x, f"host {x.tensor}[halo] = of the ranks that own them")
             case moves.Cross():
@@ -67,14 +58,14 @@ class Described:
                 return self._copy(x)
             case moves.Call():
                 rows = self._lengths(x.at.rows) if x.at is not None and x.at.counted else ()
-                return Line(_call(x), rows, note=self._settings(x))
+                return _line(_call(x), rows, note=self._settings(x))
             case moves.Compute():
                 kept = ", operations kept for a later pass" if x.saves else ", with gradients" if x.graph else ""
-                return Line(f"on every chunk{kept}", self._lengths(DESTINATIONS), "destinations")
-        return Line(x.words.format(**vars(x)), note=getattr(x, "why", ""))
+                return _line(f"on every chunk{kept}", self._lengths(DESTINATIONS), "destinations")
+        return _line(x.words.format(**vars(x)), note=getattr(x, "why", ""))
 
     def _crosses(self, x: moves.Cross, what: str) -> Line:
-        return Line(what, (x.crossing.rows,), nbytes=x.crossing.rows * crossing_bytes(x, self._p, self._row))
+        return _line(what, (x.crossing.rows,), nbytes=x.crossing.rows * crossing_bytes(x, self._p, self._row))
 
     def _copy(self, x: moves.Copy) -> Line:
         moved = x.there
@@ -95,7 +86,7 @@ class Described:
             nbytes = None
         to = x.dst.tensor if x.dst.rows is FRONT else str(x.dst)
         unit = "entries" if x.src.where == "plan" else moved.rows.unit
-        return Line(f"{to} {'+=' if x.dst.adds else '<-'} {x.src}", rows, unit, nbytes, "; ".join(notes))
+        return _line(f"{to} {'+=' if x.dst.adds else '<-'} {x.src}", rows, unit, nbytes=nbytes, note="; ".join(notes))
 
     def _chunks(self) -> list[int]:
         assert self._batch is not None

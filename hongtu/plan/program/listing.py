@@ -8,7 +8,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.program.describe import Described, Line
+from hongtu.plan.program.describe import Described
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.moves import Compute
 from hongtu.plan.program.program import PassProgram, Program
@@ -76,15 +76,10 @@ def _buffers(verb: str, buffers: Sequence[dict[str, Buffer]], itemsize: int) -> 
 
 def _rows(body: Iterable[Instruction], described: Described) -> Iterator[Row]:
     for x in body:
-        yield _row(x.verb, described.line(x))
+        yield x.verb, *described.line(x)
         if isinstance(x, Compute):
             for inner in x.body:
-                yield _row("  " + inner.verb, described.line(inner))
-
-
-def _row(verb: str, line: Line) -> Row:
-    rows = f"{' + '.join(map(str, line.rows))} {line.unit}" if line.rows else ""
-    return verb, line.what, rows, "" if line.nbytes is None else f"{line.nbytes} B", line.note
+                yield "  " + inner.verb, *described.line(inner)
 
 
 def _table(rows: Iterable[Row], indent: str) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hongtu.graph.halo import Crossing
 from hongtu.metrics import BELOW
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.memory.structure import FLOAT
 from hongtu.plan.program.instruction import Instruction, Stores, kind
 from hongtu.plan.program.rows import DESTINATIONS, SOURCES, OwnRows, Selection

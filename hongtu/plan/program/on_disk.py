@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.memory.disk import Kept, Region
+from hongtu.plan.memory.disk import Region
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.rows import Picks, Selection
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import prod
 
 import numpy as np
 
 from hongtu.hardware import aligned, padded
 from hongtu.metrics import Traffic
-from hongtu.plan.memory.structure import FLOAT, SIZES
+from hongtu.plan.memory.structure import nbytes_of
 from hongtu.plan.program import moves
 from hongtu.plan.program.on_disk import ARTIFACT, OnDisk
 from hongtu.plan.program.program import PassProgram
@@ -45,17 +44,17 @@ def copied_rows(x: moves.Copy, p: PassProgram, device: int) -> int:
 def row_bytes(p: PassProgram, device: int = 0) -> dict[str, int]:
     """Of vertex tensors, what was placed and the buffers of a pass."""
     row = {name: columns * p.itemsize for name, columns in p.width.items()}
-    row |= {x.name: _row(x.shape, x.dtype, p.itemsize) for x in p.before if isinstance(x, moves.Place)}
+    row |= {x.name: nbytes_of(x.shape, x.dtype, p.itemsize) for x in p.before if isinstance(x, moves.Place)}
     return row | {name: buffer.row_bytes(p.itemsize) for name, buffer in p.buffers[device].items()}
 
 
 def crossing_bytes(x: moves.Copy | moves.Cross, p: PassProgram, row: Mapping[str, int]) -> int:
     """Of a row as it crosses its link; ``row``: what rows have on the device."""
     if isinstance(x, moves.Cross):
-        return _row((p.width[x.tensor],), x.dtype, p.itemsize)
+        return nbytes_of((p.width[x.tensor],), x.dtype, p.itemsize)
     if x.src.rows is ARTIFACT:  # whose file has numbers of 4 bytes
         return 4 * p.width[x.src.tensor]
-    return row[x.moved] if x.narrow is None else p.width[x.narrow.tensor] * SIZES[x.narrow.dtype]
+    return row[x.moved] if x.narrow is None else nbytes_of((p.width[x.narrow.tensor],), x.narrow.dtype, p.itemsize)
 
 
 def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int]) -> Iterator[int]:
@@ -92,8 +91,4 @@ def kept_bytes(passes: Iterable[PassProgram]) -> int:
 
 def placed_row(x: moves.Place, itemsize: int) -> int:
     """Bytes from one row of what is placed to the next."""
-    return padded(x.shape[0], itemsize) * itemsize if x.padded else _row(x.shape, x.dtype, itemsize)
-
-
-def _row(shape: tuple[int, ...], dtype: str, itemsize: int) -> int:
-    return prod(shape) * (itemsize if dtype == FLOAT else SIZES[dtype])
+    return padded(x.shape[0], itemsize) * itemsize if x.padded else nbytes_of(x.shape, x.dtype, itemsize)

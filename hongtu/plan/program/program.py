@@ -66,7 +66,7 @@ class PassProgram:
     @property
     def needs_host(self) -> str:
         """Of its instructions the verb of one that needs the host; "" where the devices can repeat the pass alone."""
-        return next((x.verb for x in self.every if _on_host(x) or _in_bucket(x)), "")
+        return next((x.verb for x in self.every if _needs_host(x)), "")
 
     @property
     def packed(self) -> tuple[str, ...]:
@@ -106,10 +106,7 @@ class Program:
     eager: str = ""
 
 
-def _on_host(x: Instruction) -> bool:
-    return x.on in ("dispatch", "host", "disk") or getattr(x, "stream", "") == "dispatch"
-
-
-def _in_bucket(x: Instruction) -> bool:
-    """Whether rows lie on a disk that an instruction would have in memory."""
-    return getattr(x, "kept", None) is not None
+def _needs_host(x: Instruction) -> bool:
+    """Whether it is the host that does something, or waits; or rows lie on a disk that would be in memory."""
+    waits, kept = getattr(x, "stream", "") == "dispatch", getattr(x, "kept", None)
+    return x.on in ("dispatch", "host", "disk") or waits or kept is not None

@@ -14,12 +14,12 @@ from hongtu.compiled import SMALL
 from hongtu.config import BudgetShare, in_bytes, size
 from hongtu.errors import BudgetError
 from hongtu.graph.halo import Halo
+from hongtu.graph.reach import receptive_field
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.plan.cost.seconds import least_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import Choice, View
-from hongtu.plan.passes.prune import pays, receptive_field
 from hongtu.plan.passes.shapes import NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.search.build import make_plan, most_array_bytes, plan_caches, sketch_plan
@@ -28,6 +28,7 @@ from hongtu.plan.search.residents import choose_residents, every_tensor
 
 SLABS = True, False  # one takes a little more memory; it is the choice where an epoch is predicted to be as fast
 SWEEPS = 2.5  # over a group's rows, that starting it may take as long as
+WORTH_IT = 0.6  # pruning is off where more than this part of all layers' edges remains: it costs planning
 BESIDE = 8  # groups of chunks: what crosses beside the last of them is little
 
 
@@ -222,6 +223,13 @@ def _fields(graph: GraphShape, shape: NetworkShape, strategy: Strategy) -> tuple
     return tuple(masks) if pays(graph.topology, masks) else ()
 
 
+def pays(topology: Topology, masks: list[np.ndarray]) -> bool:
+    """Whether the layers' receptive fields (all masks but the last) have clearly fewer vertices and edges."""
+    degree = np.diff(np.asarray(topology.in_edge_start)) + 1
+    left = sum(int(degree[mask].sum()) for mask in masks[:-1])
+    return left < WORTH_IT * (len(masks) - 1) * int(degree.sum())
+
+
 def _schedule(graph: GraphShape, topology: Topology, strategy: Strategy) -> np.ndarray:
     """Of the graph's own chunks, or groups of them."""
     if strategy.schedule == "paper":
@@ -232,7 +240,7 @@ def _schedule(graph: GraphShape, topology: Topology, strategy: Strategy) -> np.n
 def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -> BudgetError:
     topology = plan.topology
     i = max(range(topology.partitions), key=lambda k: plan.peak_bytes[f"device {k}"])
-    p = plan.tightest_pass(i)
+    p = max(plan.passes.every, key=lambda p: plan.pass_arena(p, i) + plan.taken_beside(p))
     own = topology.num_sources[i * topology.chunks : (i + 1) * topology.chunks]
     j = int(np.argmax(own))
     first, end = (int(x) for x in topology.chunk_start[i * topology.chunks + j : i * topology.chunks + j + 2])

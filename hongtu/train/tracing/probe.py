@@ -29,7 +29,7 @@ from hongtu.model.structure import Kind
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.memory.disk import Kept
+from hongtu.plan.memory.host import Kept
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.passes.shapes import NetworkShape
@@ -218,9 +218,9 @@ class _Probe:
                 found = {}
                 for p in passes:
                     device.reset_peaks()
-                    before = device.workspace
+                    before = device.workspace.live
                     executor.run((p,))
-                    found[p.name] = Taken(before, device.workspace, device.workspace_peak)
+                    found[p.name] = Taken(before, device.workspace.live, device.workspace.peak)
                 return found
 
             try:
