@@ -22,13 +22,11 @@ from hongtu.preprocess import (
     clean,
     csc,
     edge_rows,
-    features,
     memory,
     order,
     partition,
     read,
     reorganize,
-    volume,
 )
 from hongtu.preprocess.workspace import Workspace, check_origin, input_hash
 
@@ -250,7 +248,7 @@ def _reorganise(
 def _volumes(sources, partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
     plain = np.tile(np.arange(paper.shape[1], dtype=np.int32), (len(paper), 1))
     count = {
-        name: volume.count_volume(sources[0], sources[1], partition_start, schedule)._asdict()
+        name: reorganize.count_volume(sources[0], sources[1], partition_start, schedule)._asdict()
         for name, schedule in (("input", plain), ("paper", paper))
     }
     return {"volume": count}
@@ -281,12 +279,12 @@ def _write(
     if config.embedding:
         return {"width": config.embedding}
     given = graph["features"] if "features" in graph else read.features_of(raw)
-    if features.stays_sparse(given):
-        features.copy_sparse_rows(given, original_id, work.maker(), normalize=config.normalize_features)
+    if edge_rows.stays_sparse(given):
+        edge_rows.copy_sparse_rows(given, original_id, work.maker(), normalize=config.normalize_features)
         return {"width": int(given.shape[1]), "sparse_numbers": int(given.nnz)}
     into = work.maker()("features", "float32", given.shape)
     change = clean.normalize_rows if config.normalize_features else None
-    features.copy_rows(given, original_id, into, change, partial(work.within, "write"), most)
+    edge_rows.copy_rows(given, original_id, into, change, partial(work.within, "write"), most)
     return {"width": int(given.shape[1])}
 
 

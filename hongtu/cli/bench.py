@@ -81,8 +81,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
     from tqdm import tqdm
 
     from hongtu.bench.compare import compare, describe, steps
-    from hongtu.bench.records import append, machine, read
-    from hongtu.bench.report.text import table
+    from hongtu.bench.records import append, machine, read, table
     from hongtu.bench.spec import Model
 
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]

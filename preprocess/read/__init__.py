@@ -1,10 +1,8 @@
 """Read a graph in any format, or from arrays, and refuse what is wrong with it before any work."""
 
-from hongtu.preprocess.read.arrays import from_arrays
 from hongtu.preprocess.read.directory import read_directory
-from hongtu.preprocess.read.graph import SPLIT_NAMES, SPLITS, RawGraph
-from hongtu.preprocess.read.keep import features_of, to_pieces
-from hongtu.preprocess.read.open import read_data, read_input
+from hongtu.preprocess.read.graph import SPLIT_NAMES, SPLITS, RawGraph, features_of, to_pieces
+from hongtu.preprocess.read.open import from_arrays, read_data, read_input
 from hongtu.preprocess.read.size import Reading, Sizes
 from hongtu.preprocess.read.synthesize import synthesize_features
 

@@ -223,7 +223,7 @@ def test_a_budget_that_does_not_fit_is_a_line_and_the_others_go_on(artifact, mon
     monkeypatch.setattr(compare, "in_memory_need", lambda *_: 1000)
     monkeypatch.setattr(compare, "compare", lambda path, model, runs, *_: ran.extend(run.label for run in runs) or [])
     monkeypatch.setattr(bench, "_least_seconds", lambda *_: None)
-    monkeypatch.setattr("hongtu.bench.report.text.table", lambda *_: "the others")
+    monkeypatch.setattr("hongtu.bench.records.table", lambda *_: "the others")
     options = ["--models", "gcn", "--hidden", "8", "--budgets", "none,1%"]
     assert command(["bench", str(artifact), *options]) == 0
     first, others = capsys.readouterr().out.splitlines()

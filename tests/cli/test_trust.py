@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hongtu.cli.main import main
-from hongtu.cli.trust import without_secrets
+from hongtu.cli.run_options import without_secrets
 from hongtu.errors import OutputError, printable
 from hongtu.files import whole_file
 from hongtu.hardware import CPU
