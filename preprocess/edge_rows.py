@@ -183,3 +183,12 @@ def copy_sparse_rows(features: Any, original_id: np.ndarray, create: Create, *, 
             rows.data /= np.repeat(sums.astype(np.float32), np.diff(rows.indptr))
         part = slice(start[lo], start[lo] + rows.nnz)
         column[part], value[part] = rows.indices, rows.data
+
+
+def normalize_rows(block: np.ndarray) -> np.ndarray:
+    """Each row of float32 [R, F] divided by ``max(1, its sum)``.
+
+    >>> normalize_rows(np.array([[1, 3], [0.25, 0.25]], dtype=np.float32)).tolist()
+    [[0.25, 0.75], [0.25, 0.25]]
+    """
+    return block / block.sum(axis=1, keepdims=True).clip(min=1)

@@ -19,7 +19,6 @@ from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
 from hongtu.host import available_bytes
 from hongtu.preprocess import (
-    clean,
     csc,
     edge_rows,
     memory,
@@ -177,7 +176,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
     random."""
     source, destination = raw["edges"]
     given = source, destination, raw["vertices"]
-    loops = clean.without_loop(*given) if config.self_loops else None
+    loops = csc.without_loop(*given) if config.self_loops else None
     final, first = work.maker(start="csc_start", value="csc_source"), work.maker(start="all_start", value="all_source")
     how: dict[str, Any] = {"undirected": config.undirected, "loops": loops}
     graph = csc.build_csc(*given, **how, create=first if config.undirected else final)
@@ -186,7 +185,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
         create = work.maker(start="all_start", value="csc_origin")
         found["origin"] = edge_rows.sort_origins(*given, **how, create=create)
     if config.undirected:
-        *merged, is_first = clean.coalesce(*graph, found.get("origin"), final)
+        *merged, is_first = csc.coalesce(*graph, found.get("origin"), final)
         graph = csc.Csc(*merged)
         if "origin" in found:
             found["group_start"] = np.append(np.flatnonzero(is_first), len(is_first))
@@ -283,7 +282,7 @@ def _write(
         edge_rows.copy_sparse_rows(given, original_id, work.maker(), normalize=config.normalize_features)
         return {"width": int(given.shape[1]), "sparse_numbers": int(given.nnz)}
     into = work.maker()("features", "float32", given.shape)
-    change = clean.normalize_rows if config.normalize_features else None
+    change = edge_rows.normalize_rows if config.normalize_features else None
     edge_rows.copy_rows(given, original_id, into, change, partial(work.within, "write"), most)
     return {"width": int(given.shape[1])}
 

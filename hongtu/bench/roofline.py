@@ -13,7 +13,7 @@ from functools import cache, partial
 import torch
 from torch.nn.functional import embedding_bag
 
-from hongtu.bench.profile.measure import best_seconds, memory_rate, product_rate
+from hongtu.bench.profile import best_seconds, memory_rate, product_rate
 from hongtu.plan.cost.work import Extent, missed_share, pass_work
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     found = examine()
     if target is not None:
         from hongtu.bench.host_load import OthersShare
-        from hongtu.bench.profile.measure import measure_cpu
+        from hongtu.bench.profile import measure_cpu
         from hongtu.files import write_text
 
         start, others = perf_counter(), OthersShare()

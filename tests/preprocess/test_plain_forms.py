@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hongtu.graph import locality, neighbour_sets
-from hongtu.preprocess import bucket_sort, clean, csc, graph_models, reorganize, undirected
+from hongtu.preprocess import bucket_sort, csc, graph_models, reorganize, undirected
 from hongtu.preprocess import partition as partitions_
 from hongtu.preprocess.order import clusters, count
 from hongtu.preprocess.partition import streaming
@@ -63,7 +63,7 @@ def test_lists_are_coalesced(graph, origin):
     first = np.zeros(len(source), bool)
     v = len(start) - 1
     bounds, kept = bounds_of(v), np.zeros(v, np.int64)
-    assert_each_same(clean._sort, 3, bounds, start, source, beside, first, kept)
+    assert_each_same(csc._sort, 3, bounds, start, source, beside, first, kept)
 
 
 def test_edges_are_counted(graph):

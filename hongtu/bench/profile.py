@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -13,10 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from hongtu.bench.profile.disk import disk_rate
 from hongtu.config import PreprocessConfig
+from hongtu.engine.blocks import Blocks
+from hongtu.engine.reads import Reads
+from hongtu.errors import OutputError
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import CPU, Hardware
+from hongtu.host import check_disk, in_large_pages
 from hongtu.kernels.dense import substitutes
 from hongtu.kernels.rows import copy_rows
 from hongtu.model.named import build_layers
@@ -31,6 +35,9 @@ NUMBERS = 2**24  # 64 MiB
 PRODUCT = 2**13, 256  # rows and columns of a product that operations bound
 VERTICES, EDGES, CHUNKS, FEATURES, CLASSES = 2000, 8000, 64, 8, 4  # of a graph whose chunks hold next to nothing
 OPERATIONS = 16  # more of a stage
+BLOCK = 8 << 20  # bytes that are written or read at a time, as rows of a chunk are
+BLOCKS = 128
+SECONDS = 5.0  # that writing, and then reading, may take
 
 
 def measure_cpu(name: str, directory: Path) -> Hardware:
@@ -124,3 +131,34 @@ def _cache_bytes() -> int | None:
     """Half of the largest cache: others use it, too."""
     found = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in found if size.endswith("K")), default=0) // 2 or CPU.cache
+
+
+def disk_rate(directory: Path) -> float:
+    """Bytes per second of rows that go to a file and come from it again, for some seconds at most.
+
+    Raises:
+        InputError, OutputError: no file of so many bytes can be made there.
+    """
+    check_disk(directory, BLOCK * BLOCKS)
+    data = in_large_pages(BLOCK)
+    data[:] = np.frombuffer(np.random.default_rng(0).bytes(BLOCK), np.uint8)  # a disk may compress zeros
+    try:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as stream:
+            file, moved = stream.fileno(), 0
+            os.posix_fallocate(file, 0, BLOCK * BLOCKS)
+            blocks, reads = Blocks(file, BLOCK * BLOCKS, ends=1), Reads(file)
+            start = perf_counter()
+            while moved < BLOCKS and (not moved or perf_counter() - start < SECONDS):
+                blocks.put(moved * BLOCK, data)
+                moved += 1
+            written, done = (perf_counter() - start) / moved, 0
+            start = perf_counter()
+            while done < moved and (not done or perf_counter() - start < SECONDS):
+                reads.read_within(done * BLOCK, BLOCK, data)
+                done += 1
+            read = (perf_counter() - start) / done
+            blocks.close()
+            reads.close()
+    except OSError as error:
+        raise OutputError(directory, error) from error
+    return 2 * BLOCK / (written + read)
