@@ -96,22 +96,32 @@ def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: GraphC
     """Plan without a graph."""
     from hongtu.cli.plan_text import counts_table
 
-    for option in ("ranks", "explain", "plot", "listing", "check"):
-        if getattr(options, option) not in (None, False):
-            raise InputError(f"--{option}: needs an artifact, and there are only counts; leave it out")
+    of_artifacts = ("ranks", "explain", "plot", "listing", "check")
+    _refuse(options, of_artifacts, "needs an artifact, and there are only counts; leave it out")
     partitions = options.partitions or hardware.devices
     result = describe_counts(counts, config, hardware, partitions, partial(_plan, config))
     print(json.dumps(result) if options.json else counts_table(result, _model(config)))
 
 
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise InputError(f"--{name}: {why}")
+
+
 def _plan(config: ModelConfig, artifact: Artifact, **limits: Any) -> ExecutionPlan:
     """Of the model on an artifact, in these limits and on this hardware."""
-    from hongtu.model.loss_terms import DEFAULT
     from hongtu.train.planning import plan_model
 
-    beside: dict[str, Any] = {"strategy": config.strategy, "spill": config.spill is not None}
-    beside |= {"host_dtype": config.host_dtype, "gradient_dtype": config.gradient_dtype} | limits
-    return plan_model(artifact, make_layers(config, artifact), loss=DEFAULT[artifact.task], **beside)
+    return plan_model(artifact, make_layers(config, artifact), **_options(config, artifact) | limits)
+
+
+def _options(config: ModelConfig, artifact: Artifact) -> dict[str, Any]:
+    """Of a plan, but for the memory that there is and the hardware."""
+    from hongtu.model.loss_terms import DEFAULT
+
+    same = {name: getattr(config, name) for name in ("strategy", *HOST_DTYPES)}
+    return {"loss": DEFAULT[artifact.task], "spill": config.spill is not None, **same}
 
 
 def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
@@ -126,20 +136,15 @@ def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int 
 def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artifact, hardware: Hardware) -> None:
     """Plan for several ranks, without starting any."""
     from hongtu.cli.plan_text import rank_tables
-    from hongtu.model.loss_terms import DEFAULT
     from hongtu.train.planning import plan_ranks
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
-    for option in ("explain", "plot", "listing", "check"):
-        if getattr(options, option) not in (None, False):
-            raise InputError(f"--{option}: shows one process's plan; leave --ranks out")
+    _refuse(options, ("explain", "plot", "listing", "check"), "shows one process's plan; leave --ranks out")
     budget = _budget(config, artifact, hardware)
     plans = plan_ranks(
-        artifact, make_layers(config, artifact), options.ranks, config.dependencies, loss=DEFAULT[artifact.task],
-        device_memory=budget, strategy=config.strategy, hardware=hardware, topology=config.topology,
-        host_memory=config.host_memory, spill=config.spill is not None, host_dtype=config.host_dtype,
-        gradient_dtype=config.gradient_dtype,
+        artifact, make_layers(config, artifact), options.ranks, config.dependencies, device_memory=budget,
+        hardware=hardware, topology=config.topology, host_memory=config.host_memory, **_options(config, artifact),
     )  # fmt: skip
     result = describe_ranks(config, plans, budget, hardware)
     print(json.dumps(result) if options.json else rank_tables(result))

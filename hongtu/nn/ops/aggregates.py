@@ -1,9 +1,8 @@
 """Differentiable aggregates over one bipartite CSC block.
 
 Each runs the kernels of its tensors' device (:mod:`hongtu.kernels.dispatch`), without a copy.
-Legend: D destinations, S sources, C rows of a cache (S or more), E edges, F features, H heads.
-``indptr`` int64 [D + 1], ``local_source`` int32 [E], ``slot_of_source`` int32 or int64 [S]. Edge weights get no
-gradient.
+Legend: D destinations, S sources, E edges, F features, H heads.
+``indptr`` int64 [D + 1], ``local_source`` int32 [E]. Edge weights get no gradient.
 """
 
 from __future__ import annotations
@@ -15,14 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hongtu.kernels.dispatch import HUB, kernels_for, laned, new_rows, on_numba, plain, plain_rows
-
-
-def _slots(slot_of_source: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0, dtype=torch.int32) if slot_of_source is None else plain(slot_of_source)
-
-
-def _weights(weight: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0) if weight is None else plain(weight.to(like.dtype))
 
 
 class _Linear(torch.autograd.Function):
@@ -47,18 +38,14 @@ class _Linear(torch.autograd.Function):
 
 
 def aggregate(
-    rows_CF: Tensor,
-    indptr: Tensor,
-    local_source: Tensor,
-    slot_of_source: Tensor | None = None,
-    weight: Tensor | None = None,
-    mean: bool = False,
+    rows_SF: Tensor, indptr: Tensor, local_source: Tensor, weight: Tensor | None = None, mean: bool = False
 ) -> Tensor:
     """[D, F]: the (weighted) sum, or the mean over the in-edge count, of the source rows of each destination."""
-    slots, weights = _slots(slot_of_source, rows_CF), _weights(weight, rows_CF)
-    graph = plain(indptr), plain(local_source), slots, weights, mean
+    own_rows = rows_SF.new_empty(0, dtype=torch.int32)  # source s is row s
+    weights = rows_SF.new_empty(0) if weight is None else plain(weight.to(rows_SF.dtype))
+    graph = plain(indptr), plain(local_source), own_rows, weights, mean
     return _Linear.apply(
-        rows_CF,
+        rows_SF,
         len(indptr) - 1,
         lambda kernels, rows, out: kernels.csc_aggregate(*graph, rows, out),
         lambda kernels, grad, out: kernels.csc_aggregate_transpose(*graph, grad, out),

@@ -95,14 +95,12 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
             labels = labels.astype(np.float32 if numbers else np.int64)
         title, before = f"{kinds[kind]}.y", raw.names.get("labels")
         raw.labels = _placed(raw.labels, labels, span, vertices, 0, (before, title))
-        own = masks_of(data[kind], kinds[kind])
-        if own.masks is not None:
+        masks, titles = masks_of(data[kind], kinds[kind])
+        for split, mask in (masks or {}).items():
             known = raw.masks = raw.masks or {}
-            for split, mask in own.masks.items():
-                names = raw.names.get(split), own.names[split]
-                mask = of_numbers(mask, counts[kind], own.names[split])
-                known[split] = _placed(known.get(split), mask, span, vertices, -1, names)
-        raw.names = own.names | {"labels": title} | raw.names
+            mask = of_numbers(mask, counts[kind], titles[split])
+            known[split] = _placed(known.get(split), mask, span, vertices, -1, (raw.names.get(split), titles[split]))
+        raw.names = titles | {"labels": title} | raw.names
     return raw
 
 
