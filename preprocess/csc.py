@@ -12,7 +12,7 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
-from hongtu.graph.bitmap import distinct
+from hongtu.graph.neighbour_sets import distinct
 from hongtu.graph.sparse_rows import positions
 from hongtu.parallel import parallel_for
 from hongtu.preprocess.blocks import even_blocks, vertex_ranges

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hongtu.compiled import compiled
-from hongtu.graph.bitmap import lowest
+from hongtu.graph.neighbour_sets import lowest
 from hongtu.threads import num_threads
 
 BITS = 16  # 2 ** 16 vertices a block; neighbour sets ascend, so that the part of each that lies in one is a slice

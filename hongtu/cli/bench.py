@@ -193,7 +193,7 @@ def _refusal(artifact: Artifact, model: Model, run: Run, settings: Settings) -> 
 
 def _least_seconds(artifact: Artifact, model: Model, settings: Settings) -> float | None:
     """Of an epoch of a model, whichever system trains it; None on a simulated device, whose speed is nobody's."""
-    from hongtu.bench.roofline import least_seconds, measured_rates
+    from hongtu.bench.profile import least_seconds, measured_rates
     from hongtu.bench.spec import Run
 
     if settings.device == "simulated":

@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.preprocess.bucket_sort import symmetric_neighbours
 from hongtu.preprocess.order.clusters import cluster_order
 from hongtu.preprocess.order.count import count_loads
 from hongtu.preprocess.parts import cut_graph, kaminpar_installed
-from hongtu.preprocess.undirected import symmetric_neighbours
 
 __all__ = ["ORDERS", "candidates", "cut_chunks", "order_vertices"]
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from hongtu.parallel import parallel_for
 from hongtu.preprocess.blocks import even_blocks
+from hongtu.preprocess.bucket_sort import symmetric_neighbours
 from hongtu.preprocess.partition.own import check_partition, read_partition
 from hongtu.preprocess.partition.streaming import random_partition, range_partition, streaming_partition
 from hongtu.preprocess.parts import cut_graph, kaminpar_installed
-from hongtu.preprocess.undirected import symmetric_neighbours
 
 __all__ = [
     "PARTITIONERS", "check_partition", "choose_partitioner", "partition_statistics", "partition_vertices",

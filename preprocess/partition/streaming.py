@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.compiled import compiled
-from hongtu.preprocess.undirected import transpose
+from hongtu.preprocess.bucket_sort import transpose
 
 PASSES = 10  # of the stream; fewer when nearly nothing moves any more
 SETTLED = 0.002  # share of the vertices

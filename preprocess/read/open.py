@@ -26,7 +26,7 @@ from hongtu.preprocess.read.formats.planetoid import is_planetoid, open_planetoi
 from hongtu.preprocess.read.formats.pyg_data import from_data
 from hongtu.preprocess.read.graph import SPLIT_NAMES, SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.size import Reading
-from hongtu.preprocess.read.sparse import to_csr, to_edges
+from hongtu.preprocess.read.source import to_csr, to_edges
 from hongtu.preprocess.read.typed import make_typed
 
 

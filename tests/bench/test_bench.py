@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import hongtu
-from hongtu.bench import baselines, compare, process, roofline
+from hongtu.bench import baselines, compare, process, profile
 from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import SAMPLED, Model, Run
 from hongtu.bench.worker import Order, make_system
@@ -287,11 +287,11 @@ def test_the_roofline_counts_what_no_system_can_leave_out(artifact):
     kinds = "stream", "far_rows", "near_rows", "products"
 
     def bound(kind, cache_bytes=None):
-        return roofline.least_seconds(plan, roofline.Rates(**dict.fromkeys(kinds, fast) | {kind: 1.0}), cache_bytes)
+        return profile.least_seconds(plan, profile.Rates(**dict.fromkeys(kinds, fast) | {kind: 1.0}), cache_bytes)
 
     v, e = opened.num_vertices, opened.topology.num_edges
     assert bound("products") == pytest.approx(2 * v * (2 * (12 * 8 + 8 * 4) + 8 * 4))
     assert bound("far_rows") == pytest.approx(2 * e * 4 * 4)
     assert bound("far_rows", cache_bytes=1 << 30) < bound("far_rows"), "a cache finds some"
     assert bound("stream") >= 4 * v * (12 + 8 + 8 + 4), "what the products take and give"
-    assert all(rate > 1e6 for rate in vars(roofline.measured_rates()).values())
+    assert all(rate > 1e6 for rate in vars(profile.measured_rates()).values())

@@ -27,6 +27,7 @@ class Attention(Convolution):
     attention_dropout: Dropout
     edge_dim: int | None
     residual: bool
+    lin_edge: torch.nn.Module
 
     @property
     def maps_input(self) -> bool:

@@ -12,8 +12,7 @@ import numpy as np
 from hongtu.errors import InputError, note
 from hongtu.graph.given import as_array
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, find_masks
-from hongtu.preprocess.read.source import array_blocks
-from hongtu.preprocess.read.sparse import DENSE, to_csr, to_edges
+from hongtu.preprocess.read.source import DENSE, array_blocks, to_csr, to_edges
 
 FIELDS = {"features": "x", "labels": "y"}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}

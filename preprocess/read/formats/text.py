@@ -13,9 +13,16 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.delimiters import DECIMALS, DELIMITERS, NUMBER, is_number, split_line, unquote
 from hongtu.preprocess.read.formats.text_layout import Columns, find_columns
-from hongtu.preprocess.read.formats.text_lines import read_lines
+from hongtu.preprocess.read.formats.text_lines import (
+    DECIMALS,
+    DELIMITERS,
+    NUMBER,
+    is_number,
+    read_lines,
+    split_line,
+    unquote,
+)
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
