@@ -19,7 +19,7 @@ from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.graph.format import MANIFEST
 from hongtu.preprocess import pipeline
-from hongtu.preprocess.workspace import Workspace
+from hongtu.preprocess.workspace.directory import Workspace
 from tests.faults.signals import tracing
 from tests.neutral import contents, pieces, write
 

@@ -52,7 +52,6 @@ SHARED = {
     "blocks",
     "bucket_sort",
     "parts",
-    "undirected",
 }  # what several stages use, no stage itself
 
 
