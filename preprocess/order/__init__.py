@@ -19,8 +19,6 @@ from hongtu.preprocess.order.clusters import cluster_order
 from hongtu.preprocess.order.count import count_loads
 from hongtu.preprocess.parts import cut_graph, kaminpar_installed
 
-__all__ = ["ORDERS", "candidates", "cut_chunks", "order_vertices"]
-
 COARSER = 4  # candidates are judged with the buffer that the paper's plan needs at this many times fewer chunks
 MOST_EDGES = 20_000_000  # that partitioners are asked to order
 MOST_STEPS = 1024  # counting takes memory by their square
