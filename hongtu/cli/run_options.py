@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from hongtu.errors import InputError, note
 OPTIONS = "options.json"
 
 
-def check_run(directory: Path, config: TrainConfig) -> bool:
-    """Whether there is a run to resume; nothing is written yet.
+def check_run(directory: Path, config: TrainConfig, held: ExitStack) -> bool:
+    """Whether there is a run to resume, which ``held`` keeps from others; nothing is written yet.
 
     Raises:
         InputError: with the remedy, for a run directory that cannot be used, or was begun with other options.
     """
     from hongtu.files import LOCK, PARTIAL
+    from hongtu.train.run_directory import RunDirectory
 
+    held.enter_context(RunDirectory(directory).held(make=False))
     there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
@@ -75,10 +78,15 @@ def _check_deciding(file: Path, config: TrainConfig) -> None:
             )
 
 
-def begin_run(directory: Path, config: TrainConfig) -> None:
-    """Make the run directory; from here on it can be resumed. Its options begin a run, in another directory anew."""
+def begin_run(directory: Path, config: TrainConfig, held: ExitStack) -> None:
+    """Make the run directory, which ``held`` keeps from others; from here on it can be resumed. Its options begin a
+    run, in another directory anew."""
     from hongtu.files import whole_file
+    from hongtu.train.run_directory import RunDirectory
 
+    held.enter_context(RunDirectory(directory).held())
+    if (directory / OPTIONS).exists():
+        raise InputError(f"{directory}: another run has begun here meanwhile; choose another --run directory")
     options = dataclasses.asdict(config) | {"resume": False}
     options["loggers"] = [without_secrets(text) for text in config.loggers]
     with whole_file(directory / OPTIONS) as partial:
