@@ -154,38 +154,24 @@ def describe_ranks(
     config: ModelConfig, plans: list[tuple[Any, ExecutionPlan]], budget: int | None, hardware: Hardware
 ) -> dict[str, Any]:
     """Everything that ``hongtu plan --ranks K --json`` prints."""
-    from hongtu.plan.cost.seconds import predict_seconds
-
-    ranks: list[dict[str, Any]] = []
-    for share, plan in plans:
-        seconds = predict_seconds(plan, hardware)
-        ranks.append({
+    ranks: list[dict[str, Any]] = [
+        {
             "held": len(share.rows),
             "own": int(share.owned.sum()),
             "replicas": int(((share.stages >= 2) & ~share.owned).sum()),
             "halo": 0 if share.halo is None else share.halo.rows,
-            "rows": plan.rows,
-            "bytes": plan.bytes,
-            "setup_bytes": plan.setup_traffic.bytes,
-            "arena_bytes": plan.arena_bytes,
-            "peak_bytes": plan.peak_bytes,
-            "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
-            "seconds": seconds.to_dict(),
-            "seconds_per_epoch": seconds.total,
-        })  # fmt: skip
+            **_predicted(plan, hardware),
+        }
+        for share, plan in plans
+    ]
     halo = plans[0][0].halo
     return {
         "artifact": config.artifact,
-        "model": _model(config),
-        "strategy": config.strategy,
+        **_given(config, plans[0][1], budget, hardware),
         "dependencies": config.dependencies,
         "first_fetched": None if halo is None else halo.first,
         "rounds": 0 if halo is None else max(map(len, halo.fetched)),
         "by_vertex": halo is not None and any(_computes_beyond(share, halo.first) for share, _ in plans),
-        "hardware": hardware.name,
-        "device_memory": budget,
-        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
-        **_dtypes(plans[0][1]),
         "ranks": ranks,
         "seconds_per_epoch": max(rank["seconds_per_epoch"] for rank in ranks),
     }
@@ -196,8 +182,33 @@ def _computes_beyond(share: Share, layer: int) -> bool:
     return bool(((share.stages > layer) & ~share.owned).any())
 
 
-def _dtypes(plan: ExecutionPlan) -> dict[str, str]:
-    return {name: getattr(plan.shape, name) or "float32" for name in HOST_DTYPES}
+def _given(config: ModelConfig, plan: ExecutionPlan, budget: int | None, hardware: Hardware) -> dict[str, Any]:
+    """What a plan is for."""
+    return {
+        "model": _model(config),
+        "strategy": config.strategy,
+        "hardware": hardware.name,
+        "device_memory": budget,
+        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
+        **{name: getattr(plan.shape, name) or "float32" for name in HOST_DTYPES},
+    }
+
+
+def _predicted(plan: ExecutionPlan, hardware: Hardware) -> dict[str, Any]:
+    """What a plan moves, keeps and takes."""
+    from hongtu.plan.cost.seconds import predict_seconds
+
+    seconds = predict_seconds(plan, hardware)
+    return {
+        "rows": plan.rows,
+        "bytes": plan.bytes,
+        "setup_bytes": plan.setup_traffic.bytes,
+        "arena_bytes": plan.arena_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
+        "seconds": seconds.to_dict(),
+        "seconds_per_epoch": seconds.total,
+    }
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:
@@ -208,41 +219,27 @@ def describe(
     config: ModelConfig, artifact: Artifact, plan: ExecutionPlan, budget: int | None, hardware: Hardware
 ) -> dict[str, Any]:
     """Everything that ``hongtu plan --json`` prints."""
-    from hongtu.plan.cost.seconds import predict_seconds
     from hongtu.plan.report import ladder, lookahead_summary, pass_report
 
-    seconds = predict_seconds(plan, hardware)
     volumes = artifact.manifest["volume"]
     order = min(volumes, key=lambda name: volumes[name]["v_ru"])
     lookahead = lookahead_summary(artifact.topology)
     passes = [pass_report(plan, p, hardware) for p in plan.passes.train]
     return {
         "artifact": str(artifact.path),
-        "model": _model(config),
-        "strategy": config.strategy,
+        **_given(config, plan, budget, hardware),
         "preprocessed": {name: artifact.manifest["settings"].get(name) for name in ("partitioner", "order")},
-        "hardware": hardware.name,
-        "device_memory": budget,
-        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
-        **_dtypes(plan),
-        "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
         "vertices": artifact.num_vertices,
         "partitions": artifact.topology.partitions,
         "chunks": artifact.topology.chunks,
         "grain": plan.topology.chunks,
         "setup_grain": (plan.topology if plan.once is None else plan.once[0]).chunks,
-        "rows": plan.rows,
-        "bytes": plan.bytes,
-        "arena_bytes": plan.arena_bytes,
-        "peak_bytes": plan.peak_bytes,
+        **_predicted(plan, hardware),
         "capacities": {p["name"]: p["slots"] for p in passes if p["slots"]},
-        "seconds_per_epoch": seconds.total,
-        "seconds": seconds.to_dict(),
         "ladder_order": order,
         "ladder": [rung.to_dict() for rung in ladder(plan, volumes[order], lookahead["rows"], hardware)],
         "floor": lookahead["floor"],
         "passes": passes,
         "structure_bytes": [plan.structure_bytes(i) for i in range(plan.topology.partitions)],
         "setup": [pass_report(plan, p, hardware) for p in plan.passes.setup],
-        "setup_bytes": plan.setup_traffic.bytes,
     }
