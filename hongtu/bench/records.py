@@ -8,7 +8,6 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,26 +56,22 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: naming the first line that is no JSON object.
     """
-    return list(_rows(path)) if path.is_file() else []
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
-        yield row
-
-
-def _lines(path: Path) -> Iterator[str]:
+    rows: list[dict[str, Any]] = []
+    if not path.is_file():
+        return rows
     try:
         with open(path, encoding="utf-8") as stream:
-            yield from lines_of(stream)
+            for number, line in enumerate(lines_of(stream), start=1):
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise InputError(f"{path}, line {number}: not JSON ({error}); remove the line") from error
+                if not isinstance(row, dict):
+                    raise InputError(f"{path}, line {number}: expected a JSON object, found {type(row).__name__}")
+                rows.append(row)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a file of JSON lines ({error})") from error
+    return rows
 
 
 def version_of(package: str) -> str | None:
