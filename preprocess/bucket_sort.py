@@ -192,3 +192,14 @@ def _merge(part, in_edge_start, source, out_start, reader, bounds, start, neighb
                     neighbour[at] = reader[e]
                 at += 1
         count[v] = at - start[v]
+
+
+def even_blocks(in_edge_start: np.ndarray, blocks: int) -> np.ndarray:
+    """First vertex of each of some ranges with about as many edges, then V; int64 [blocks + 1].
+
+    >>> even_blocks(np.array([0, 6, 6, 7, 8]), 2).tolist()
+    [0, 1, 4]
+    """
+    num_vertices = len(in_edge_start) - 1
+    inner = np.searchsorted(in_edge_start, np.linspace(0, in_edge_start[-1], blocks + 1)[1:-1])
+    return np.concatenate([[0], np.minimum(inner, num_vertices), [num_vertices]]).astype(np.int64)

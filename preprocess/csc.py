@@ -15,8 +15,7 @@ from hongtu.files import Create, in_memory
 from hongtu.graph.neighbour_sets import distinct
 from hongtu.graph.sparse_rows import positions
 from hongtu.parallel import parallel_for
-from hongtu.preprocess.blocks import even_blocks, vertex_ranges
-from hongtu.preprocess.bucket_sort import group_by_key
+from hongtu.preprocess.bucket_sort import even_blocks, group_by_key
 from hongtu.threads import num_threads
 
 
@@ -95,6 +94,7 @@ def statistics(csc: Csc) -> dict[str, int]:
     }
 
 
+BLOCKS = 8  # of about equally many edges, per thread
 LOOKS = 1000  # edges that are enough to tell a graph of which most edges go one way
 
 
@@ -222,3 +222,8 @@ def _sort(part, bounds, in_edge_start, source, origin, first, kept):
         for e in range(lo, hi):
             first[e] = e == lo or source[e] != source[e - 1]
             kept[v] += first[e]
+
+
+def vertex_ranges(in_edge_start: np.ndarray) -> np.ndarray:
+    """First vertices of ``even_blocks``, some for each thread."""
+    return even_blocks(in_edge_start, BLOCKS * num_threads())

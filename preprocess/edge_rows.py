@@ -16,7 +16,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.files import Create, in_memory
 from hongtu.graph.sparse_rows import positions
-from hongtu.preprocess.blocks import block_rows
+from hongtu.host import available_bytes
 from hongtu.preprocess.bucket_sort import group_by_key
 
 ADDED = -1  # the origin of a self-loop that --self-loops adds
@@ -118,6 +118,8 @@ def _summed(name: str, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return sums.astype(np.float32)
 
 
+BUFFER = 1 << 22  # elements of a block
+SHARE = 4  # of the memory that is left, for blocks of an array that does not fit it
 STEP = 1 << 18  # rows of CSR copied in one step
 SPARSE = 4  # CSR is kept where it takes at most one part in so many of the dense rows
 
@@ -192,3 +194,16 @@ def normalize_rows(block: np.ndarray) -> np.ndarray:
     [[0.25, 0.75], [0.25, 0.25]]
     """
     return block / block.sum(axis=1, keepdims=True).clip(min=1)
+
+
+def block_rows(nbytes: int, width: int, most: int | None = None) -> int:
+    """Rows of a block of an array of so many bytes. Rows that lie anywhere in a file larger than memory are read again
+    for every block, so that blocks are then as large as memory allows.
+
+    Args:
+        most: bytes of memory that may be used for blocks; None: what the machine has.
+    """
+    available = min((left for left in (available_bytes(), most) if left is not None), default=None)
+    small = available is None or nbytes < available // 2
+    elements = BUFFER if small else max(BUFFER, available // (4 * SHARE * 2))
+    return max(1, elements // width)

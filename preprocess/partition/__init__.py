@@ -20,8 +20,7 @@ from hongtu.errors import InputError
 from hongtu.files import open_npy
 from hongtu.graph.given import as_array
 from hongtu.parallel import parallel_for
-from hongtu.preprocess.blocks import even_blocks
-from hongtu.preprocess.bucket_sort import symmetric_neighbours
+from hongtu.preprocess.bucket_sort import even_blocks, symmetric_neighbours
 from hongtu.preprocess.partition.streaming import random_partition, range_partition, streaming_partition
 from hongtu.preprocess.parts import cut_graph, kaminpar_installed
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu.graph import locality, neighbour_sets
+from hongtu.graph import neighbour_sets
 from hongtu.preprocess import bucket_sort, csc, graph_models, reorganize
 from hongtu.preprocess import partition as partitions_
 from hongtu.preprocess.order import clusters, count
@@ -139,4 +139,6 @@ def test_clusters_and_streams(graph):
 
 def test_gaps(graph):
     start, source = graph
-    assert_same(locality._count_gaps, source, np.full(len(start) - 1, -1, np.int64), np.zeros(len(source), np.int64))
+    assert_same(
+        neighbour_sets._count_gaps, source, np.full(len(start) - 1, -1, np.int64), np.zeros(len(source), np.int64)
+    )

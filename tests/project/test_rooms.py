@@ -49,7 +49,6 @@ OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never impo
 # the stages of preprocessing are siblings: only these put them together
 COMPOSERS = {"", "entry", "pipeline", "generate"}
 SHARED = {
-    "blocks",
     "bucket_sort",
     "parts",
 }  # what several stages use, no stage itself
