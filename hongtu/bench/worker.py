@@ -30,7 +30,7 @@ class Order:
 
 
 class Ours:
-    """hongtu as a :class:`~hongtu.bench.baselines.System`."""
+    """hongtu, with the methods of a baseline (:func:`~hongtu.bench.baselines.make_baseline`)."""
 
     def __init__(self, order: Order, artifact: Any, layers: list) -> None:
         from hongtu.hardware import load_hardware
