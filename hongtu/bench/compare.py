@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hongtu.bench.host_load import BUSY
 from hongtu.bench.process import Process, Worker, worker
+from hongtu.bench.records import BUSY
 from hongtu.bench.spec import OURS, SAMPLED, Model, Run
 from hongtu.bench.worker import Order
 from hongtu.graph.artifact import Artifact

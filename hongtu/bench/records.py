@@ -1,5 +1,5 @@
-"""How every measurement writes its results: JSON lines that name the command and what it ran on, and lines
-for people."""
+"""How every measurement writes its results: JSON lines that name the command and what it ran on, and lines for people;
+and what else the machine does meanwhile, and what a process takes of its memory. Linux only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import hongtu
-from hongtu.bench.host_load import BUSY
 from hongtu.bench.spec import Model
 from hongtu.errors import InputError, OutputError
 from hongtu.files import lines_of
+from hongtu.host import STATUS, proc_bytes
+from hongtu.threads import busy_seconds
 
 PACKAGES = ("torch", "torch_geometric", "numpy")
 CPUINFO = Path("/proc/cpuinfo")
+CLEAR = Path("/proc/self/clear_refs")
+BUSY = 0.08  # share of the machine that others may take while something is timed
+LEAST = 3 / os.sysconf("SC_CLK_TCK")  # seconds: the kernel counts in ticks
 
 
 def machine(experiment: str, command: str | None = None) -> dict[str, Any]:
@@ -118,3 +122,38 @@ def table(model: Model, rows: list[dict[str, Any]]) -> str:
 def host_bytes(moved: dict[str, int]) -> int:
     """Bytes that crossed the host link, structure and plan arrays apart."""
     return sum(moved[link] for link in ("load", "flush", "read", "write"))
+
+
+class OthersShare:
+    """The share of the cores that other processes take, from here to ``stop``; that of this one is ``own`` then."""
+
+    def __init__(self) -> None:
+        self.own = 0.0
+        self._before = _seconds()
+
+    def stop(self, seconds: float) -> float:
+        """Between 0 and 1; 0 where the machine does not tell."""
+        if seconds <= 0:
+            return 0.0
+        busy, own = (after - before for after, before in zip(_seconds(), self._before, strict=True))
+        whole = seconds * (os.cpu_count() or 1)
+        self.own = own / whole
+        return min((busy - own) / whole, 1.0) if busy - own > LEAST else 0.0
+
+
+def _seconds() -> tuple[float, float]:
+    """Of all processes, and of this one and those that it started and that have ended."""
+    return busy_seconds(), sum(os.times()[:4])
+
+
+def peak_resident() -> int:
+    """Bytes of memory that this process held at most since it began, or since ``forget_peak``; 0 where unknown."""
+    return proc_bytes(STATUS, "VmHWM") or 0
+
+
+def forget_peak() -> None:
+    """What the process holds now is its peak."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:  # the imports' own peak stays in
+        return

@@ -16,7 +16,7 @@ import torch
 
 import hongtu
 from hongtu.bench import baselines, compare, process, profile
-from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
+from hongtu.bench.records import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import SAMPLED, Model, Run
 from hongtu.bench.worker import Order, make_system
 from hongtu.cli import bench

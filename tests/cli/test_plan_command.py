@@ -271,7 +271,7 @@ def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("hongtu.bench.profile.REPEATS", 1)
     monkeypatch.setattr("hongtu.bench.profile.BLOCKS", 1)
     file = tmp_path / "hardware.json"
-    monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.0)
+    monkeypatch.setattr("hongtu.bench.records.OthersShare.stop", lambda self, seconds: 0.0)
     text = output(capsys, "doctor", "--measure", file)
     profile = load_hardware(file)
     assert "  files  " in text and profile.disk_link not in (CPU.disk_link, 0)
@@ -280,7 +280,7 @@ def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     assert 1e7 < profile.host_link == profile.peer_link <= profile.memory_bandwidth and profile.flops > 1e8
     assert 1e-6 < profile.call_seconds < profile.chunk_seconds < 1
     monkeypatch.setattr("hongtu.bench.profile.measure_cpu", lambda name, path: profile)
-    monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.4)
+    monkeypatch.setattr("hongtu.bench.records.OthersShare.stop", lambda self, seconds: 0.4)
     assert "Other processes took 40% of the processors" in output(capsys, "doctor", "--measure", file)
     assert json.loads(output(capsys, "doctor", "--measure", file, "--json"))["others_share"] == 0.4
 
