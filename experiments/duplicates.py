@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.rows_loaded import input_schedule, read, topology
 from hongtu.bench.records import append, machine
-from hongtu.preprocess import csc, order, partition, reorganize, volume
+from hongtu.preprocess import csc, order, partition, reorganize
 
 PARTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 DEVICES, CHUNKS = 4, 32
@@ -62,7 +62,7 @@ def duplicates(graph: csc.Csc, seed: int) -> dict[str, dict[str, float]]:
     }
     shares = {}
     for name, schedule in schedules.items():
-        counted = volume.count_volume(*sets, chunks.partition_start, schedule)
+        counted = reorganize.count_volume(*sets, chunks.partition_start, schedule)
         shares[name] = {
             "v_ori": counted.v_ori / chunks.num_vertices,
             "between_devices": (counted.v_ori - counted.v_p2p) / counted.v_ori,

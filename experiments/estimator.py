@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
-from hongtu.bench.host_load import BUSY
-from hongtu.bench.profile.measure import measure_cpu
-from hongtu.bench.records import append, machine
+from hongtu.bench.profile import measure_cpu
+from hongtu.bench.records import BUSY, append, machine
 from hongtu.bench.spec import Model, Run
 from hongtu.bench.worker import Order, epoch, make_system
 from hongtu.hardware import Hardware, load_hardware

@@ -20,8 +20,7 @@ import torch
 
 import hongtu
 from experiments.prepare import prepared
-from hongtu.bench.records import append, machine
-from hongtu.bench.report.text import host_bytes
+from hongtu.bench.records import append, host_bytes, machine
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
 from hongtu.plan.plot import COLOURS, add_legend, make_figure, require_matplotlib, to_svg

@@ -34,7 +34,7 @@ import torch
 import hongtu
 from experiments.papers_form import write_papers
 from experiments.preprocess_rates import command
-from hongtu.bench.profile.disk import disk_rate
+from hongtu.bench.profile import disk_rate
 from hongtu.bench.records import append, machine, read
 from hongtu.hardware import CPU
 from hongtu.host import drop_file_pages, proc_bytes

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.bench.host_load import BUSY
+from hongtu.bench.records import BUSY
 from hongtu.bench.report.page import (
     ACCURACY,
     BENCH,

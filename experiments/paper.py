@@ -37,8 +37,7 @@ from experiments.published import (
     widths_of,
 )
 from experiments.rows_loaded import read as read_graph
-from hongtu.bench.host_load import BUSY
-from hongtu.bench.records import append, machine, read
+from hongtu.bench.records import BUSY, append, machine, read
 from hongtu.hardware import A100X4
 
 TABLES = (*(f"Table {k}" for k in (1, 3, 5, 6, 7, 8, 9)), *(f"Figure {k}" for k in (8, 9, 10, 11)), "MG-GCN")

@@ -22,7 +22,7 @@ from hongtu.bench.records import append, machine
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import STRATEGIES
 from hongtu.preprocess import csc, partition
-from hongtu.preprocess.clean import coalesce
+from hongtu.preprocess.csc import coalesce
 from hongtu.preprocess.parts import kaminpar_installed
 
 

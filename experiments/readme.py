@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.page import exponent, largest_step
-from hongtu.bench.host_load import BUSY
-from hongtu.bench.records import read
+from hongtu.bench.records import BUSY, read
 from hongtu.plan.passes.strategy import SAVINGS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from hongtu.graph.topology import Topology, build_topology
 from hongtu.hardware import Hardware, load_hardware
 from hongtu.plan.cache.transfer import TransferPlan, plan_transfers
 from hongtu.preprocess import csc, order, partition, reorganize
-from hongtu.preprocess.clean import coalesce
+from hongtu.preprocess.csc import coalesce
 
 PAPER_CHUNKS = 32
 FINER = (1, 2, 4, 8, 16)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # type checkers and editors see the names; running code loads
     from hongtu.model.pyg import from_pyg, to_pyg
     from hongtu.plan.passes.strategy import Strategy
     from hongtu.preprocess.entry import preprocess_graph
-    from hongtu.preprocess.read.formats.dgl_graph import from_dgl
+    from hongtu.preprocess.read.formats.hetero_data import from_dgl
     from hongtu.ranks.group import Ranks
     from hongtu.train import callbacks, evaluators
     from hongtu.train.inference import Inference
@@ -60,7 +60,7 @@ _LAZY = {
     "preprocess_graph": ("hongtu.preprocess.entry", "preprocess_graph"),
     "open_artifact": ("hongtu.graph.artifact", "open_artifact"),
     "Trainer": ("hongtu.train.trainer", "Trainer"),
-    "from_dgl": ("hongtu.preprocess.read.formats.dgl_graph", "from_dgl"),
+    "from_dgl": ("hongtu.preprocess.read.formats.hetero_data", "from_dgl"),
     "from_pyg": ("hongtu.model.pyg", "from_pyg"),
     "to_pyg": ("hongtu.model.pyg", "to_pyg"),
     "Inference": ("hongtu.train.inference", "Inference"),

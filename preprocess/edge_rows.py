@@ -1,18 +1,22 @@
-"""Which edge of the input every edge of the artifact is, and what lies beside edges (weights, features, types).
+"""Rows in a new order, through a bounded buffer: features of vertices, and what lies beside edges (weights, features,
+types), with the edge of the input that every edge of the artifact is. Dense rows are never in memory as a whole.
 
 Legend: V vertices, E edges of the input, T edges before equal ones are merged, A edges of the artifact, F columns.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.files import Create, in_memory
 from hongtu.graph.sparse_rows import positions
-from hongtu.preprocess.blocks import block_rows
+from hongtu.host import available_bytes
 from hongtu.preprocess.bucket_sort import group_by_key
 
 ADDED = -1  # the origin of a self-loop that --self-loops adds
@@ -112,3 +116,94 @@ def _summed(name: str, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
     if np.abs(sums).max(initial=0) > np.finfo(np.float32).max:
         raise InputError(f"{name}: the sum over duplicate edges overflows float32; scale them down")
     return sums.astype(np.float32)
+
+
+BUFFER = 1 << 22  # elements of a block
+SHARE = 4  # of the memory that is left, for blocks of an array that does not fit it
+STEP = 1 << 18  # rows of CSR copied in one step
+SPARSE = 4  # CSR is kept where it takes at most one part in so many of the dense rows
+
+
+def copy_rows(
+    features: Any,
+    original_id: np.ndarray,
+    into: np.ndarray,
+    change: Callable[[np.ndarray], np.ndarray] | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+    most: int | None = None,
+) -> None:
+    """``into[v] = change(features[original_id[v]])``.
+
+    Args:
+        features: float [V, F], perhaps a memory map, or a scipy CSR matrix.
+        original_id: int32 [V].
+        into: float32 [V, F].
+        change: of rows float32, or None.
+        progress: told the share that is done.
+        most: bytes of memory for blocks; None: what the machine has.
+    """
+    count, width = into.shape
+    step = block_rows(into.nbytes, width, most)
+
+    def copy(lo: int) -> None:
+        ids = original_id[lo : lo + step]
+        ascending = np.argsort(ids)  # a file is read from front to back
+        rows = features[ids[ascending]]
+        rows = (rows if isinstance(rows, np.ndarray) else rows.toarray()).astype(np.float32, copy=False)
+        into[lo + ascending] = rows if change is None else change(rows)
+
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        for lo, _ in zip(range(0, count, step), pool.map(copy, range(0, count, step))):
+            progress(min(1.0, (lo + step) / count))
+
+
+def stays_sparse(features: Any) -> bool:
+    """Whether features are kept in CSR, because that is much smaller."""
+    if not hasattr(features, "nnz"):
+        return False
+    rows, columns = features.shape
+    return SPARSE * (8 * (rows + 1) + 8 * features.nnz) <= 4 * rows * columns
+
+
+def copy_sparse_rows(features: Any, original_id: np.ndarray, create: Create, *, normalize: bool) -> None:
+    """The CSR rows in new order, as "feature_start", "feature_column" and "feature_value" made by ``create``.
+
+    Args:
+        features: scipy CSR [V, F].
+        original_id: int32 [V].
+        normalize: divide each row by ``max(1, its sum)``.
+    """
+    start = create("feature_start", "int64", (len(original_id) + 1,))
+    start[0] = 0
+    np.cumsum(np.diff(features.indptr)[original_id], out=start[1:])
+    column = create("feature_column", "int32", (int(start[-1]),))
+    value = create("feature_value", "float32", column.shape)
+    for lo in range(0, len(original_id), STEP):
+        rows = features[original_id[lo : lo + STEP]].astype(np.float32)
+        if normalize:
+            sums = np.asarray(rows.sum(axis=1, dtype=np.float64)).ravel().clip(min=1)
+            rows.data /= np.repeat(sums.astype(np.float32), np.diff(rows.indptr))
+        part = slice(start[lo], start[lo] + rows.nnz)
+        column[part], value[part] = rows.indices, rows.data
+
+
+def normalize_rows(block: np.ndarray) -> np.ndarray:
+    """Each row of float32 [R, F] divided by ``max(1, its sum)``.
+
+    >>> normalize_rows(np.array([[1, 3], [0.25, 0.25]], dtype=np.float32)).tolist()
+    [[0.25, 0.75], [0.25, 0.25]]
+    """
+    return block / block.sum(axis=1, keepdims=True).clip(min=1)
+
+
+def block_rows(nbytes: int, width: int, most: int | None = None) -> int:
+    """Rows of a block of an array of so many bytes. Rows that lie anywhere in a file larger than memory are read again
+    for every block, so that blocks are then as large as memory allows.
+
+    Args:
+        most: bytes of memory that may be used for blocks; None: what the machine has.
+    """
+    available = min((left for left in (available_bytes(), most) if left is not None), default=None)
+    small = available is None or nbytes < available // 2
+    elements = BUFFER if small else max(BUFFER, available // (4 * SHARE * 2))
+    return max(1, elements // width)

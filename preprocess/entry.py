@@ -13,9 +13,10 @@ from typing import Any
 from hongtu.config import ORDERS, OWN, PARTITIONERS, SWITCHES, TASKS, PreprocessConfig
 from hongtu.errors import InputError, nearest, note
 from hongtu.graph.artifact import Artifact
-from hongtu.preprocess import read
 from hongtu.preprocess.partition import check_partition, read_partition
 from hongtu.preprocess.pipeline import run_stages
+from hongtu.preprocess.read.graph import SPLIT_NAMES, RawGraph
+from hongtu.preprocess.read.open import from_arrays, read_data, read_input
 
 
 def preprocess_directory(
@@ -36,12 +37,12 @@ def preprocess_directory(
         note(f"{beside}: is left out for {own}, as was asked")
     settings, attach = _with_partition(config, own)
     return run_stages(
-        lambda *where: attach(read.read_input(path, settings, *where)), artifact, settings,
+        lambda *where: attach(read_input(path, settings, *where)), artifact, settings,
         lambda: _files(path) + (_files(Path(own)) if settings.partitioner == OWN else []),
     )  # fmt: skip
 
 
-def _with_partition(config: PreprocessConfig, own: Any) -> tuple[PreprocessConfig, Callable[[read.RawGraph], Any]]:
+def _with_partition(config: PreprocessConfig, own: Any) -> tuple[PreprocessConfig, Callable[[RawGraph], Any]]:
     """Settings for a partition that the user made, an array or a file's name, and what gives a graph that partition;
     of any other partitioner as they are."""
     if isinstance(own, str) and own in PARTITIONERS:
@@ -49,7 +50,7 @@ def _with_partition(config: PreprocessConfig, own: Any) -> tuple[PreprocessConfi
     part, name = read_partition(own)
     settings = replace(config, partitioner=OWN, partitions=config.partitions or int(part.max()) + 1)
 
-    def attach(raw: read.RawGraph) -> read.RawGraph:
+    def attach(raw: RawGraph) -> RawGraph:
         check_partition(part, name, raw.num_vertices or 0, settings.partitions or 0)
         raw.partition = part
         return raw
@@ -108,7 +109,7 @@ def preprocess_graph(
         split, own = name.removesuffix("_mask"), inspect.signature(preprocess_graph).parameters
         meant = (
             f"; pass masks={{{split!r}: ...}}"
-            if split in sum(read.SPLIT_NAMES.values(), ())
+            if split in sum(SPLIT_NAMES.values(), ())
             else nearest(name, [*list(own)[:-1], *known])
         )
         meant = "; pass the partition of every vertex as partitioner" if name in ("part", "partition") else meant
@@ -130,13 +131,13 @@ def preprocess_graph(
     beside = {"edge_features": edge_features, "edge_type": edge_type}
     arrays = {"features": features, "labels": labels, "masks": masks, **beside}
 
-    def load(scratch: Path) -> read.RawGraph:
+    def load(scratch: Path) -> RawGraph:
         if data is None:
             own = {"edge_weight": edge_weight, "vertex_type": vertex_type}
-            return read.from_arrays(edges, num_vertices, settings, **own, **arrays)
+            return from_arrays(edges, num_vertices, settings, **own, **arrays)
         if any(given is not None for given in (num_vertices, edge_weight, vertex_type)):
             raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
-        return read.read_data(data, settings, scratch, **arrays)
+        return read_data(data, settings, scratch, **arrays)
 
     try:
         return run_stages(lambda scratch, reading: attach(load(scratch)), artifact, settings)

@@ -19,18 +19,18 @@ from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
 from hongtu.host import available_bytes
 from hongtu.preprocess import (
-    clean,
     csc,
     edge_rows,
-    features,
     memory,
     order,
     partition,
-    read,
     reorganize,
-    volume,
 )
-from hongtu.preprocess.workspace import Workspace, check_origin, input_hash
+from hongtu.preprocess.read.graph import SPLITS, RawGraph, features_of, to_pieces
+from hongtu.preprocess.read.size import Reading, Sizes
+from hongtu.preprocess.read.synthesize import synthesize_features
+from hongtu.preprocess.workspace.directory import Workspace
+from hongtu.preprocess.workspace.origin import check_origin, input_hash
 
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
 
@@ -43,7 +43,7 @@ NOTE = (
 
 
 def run_stages(
-    load: Callable[[Path, read.Reading], read.RawGraph],
+    load: Callable[[Path, Reading], RawGraph],
     path: str | os.PathLike[str],
     config: PreprocessConfig,
     files: Callable[[], list[list[Any]]] | None = None,
@@ -72,8 +72,8 @@ def run_stages(
         return _reopen(load, Path(path), made_of)
     with Workspace(Path(path), made_of if source else None, force=config.force, resume=config.resume) as work:
         work.check = check_unchanged
-        reading = read.Reading(partial(_expect, config=config, work=work), partial(work.within, "read"))
-        raw = work.stage("read", lambda: read.to_pieces(load(work.scratch, reading)))
+        reading = Reading(partial(_expect, config=config, work=work), partial(work.within, "read"))
+        raw = work.stage("read", lambda: to_pieces(load(work.scratch, reading)))
         work.origin = made_of if source else made_of | {"input": input_hash(raw)}
         (m, n), e = config.grain(raw["vertices"]), raw["input_edges"]
         partitioner = _plan(raw, m, config, work)
@@ -108,18 +108,18 @@ def run_stages(
     return open_artifact(path)
 
 
-def _reopen(load: Callable[[Path, read.Reading], read.RawGraph], path: Path, made_of: dict[str, Any]) -> Artifact:
+def _reopen(load: Callable[[Path, Reading], RawGraph], path: Path, made_of: dict[str, Any]) -> Artifact:
     """An artifact that is there already, if it is of the same input and settings; one in memory is read for that."""
     if made_of["input"] is None:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as scratch:
-            made_of = made_of | {"input": input_hash(read.to_pieces(load(Path(scratch), read.Reading())))}
+            made_of = made_of | {"input": input_hash(to_pieces(load(Path(scratch), Reading())))}
     check_origin(path, made_of)
     artifact = open_artifact(path)
     note(f"{path}: is there already, of the same input and settings")
     return artifact
 
 
-def _expect(sizes: read.Sizes, config: PreprocessConfig, work: Workspace) -> None:
+def _expect(sizes: Sizes, config: PreprocessConfig, work: Workspace) -> None:
     """Refuse a graph that neither ``--memory`` nor the disk can hold, before it is read; of a large one say what it
     takes, and what there is."""
     edges, m = sizes.edges * (1 + config.undirected), config.grain(sizes.vertices)[0]
@@ -179,7 +179,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
     random."""
     source, destination = raw["edges"]
     given = source, destination, raw["vertices"]
-    loops = clean.without_loop(*given) if config.self_loops else None
+    loops = csc.without_loop(*given) if config.self_loops else None
     final, first = work.maker(start="csc_start", value="csc_source"), work.maker(start="all_start", value="all_source")
     how: dict[str, Any] = {"undirected": config.undirected, "loops": loops}
     graph = csc.build_csc(*given, **how, create=first if config.undirected else final)
@@ -188,7 +188,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
         create = work.maker(start="all_start", value="csc_origin")
         found["origin"] = edge_rows.sort_origins(*given, **how, create=create)
     if config.undirected:
-        *merged, is_first = clean.coalesce(*graph, found.get("origin"), final)
+        *merged, is_first = csc.coalesce(*graph, found.get("origin"), final)
         graph = csc.Csc(*merged)
         if "origin" in found:
             found["group_start"] = np.append(np.flatnonzero(is_first), len(is_first))
@@ -198,7 +198,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
     found |= {"start": graph.in_edge_start, "source": graph.source}
     if config.features and not config.embedding:
         made = work.maker(features="made_features")
-        found["features"] = read.synthesize_features(config.features, *csc.degrees(graph), config.seed, made)
+        found["features"] = synthesize_features(config.features, *csc.degrees(graph), config.seed, made)
     return {**found, "statistics": {"input_edges": len(source), **csc.statistics(graph)}}
 
 
@@ -250,7 +250,7 @@ def _reorganise(
 def _volumes(sources, partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
     plain = np.tile(np.arange(paper.shape[1], dtype=np.int32), (len(paper), 1))
     count = {
-        name: volume.count_volume(sources[0], sources[1], partition_start, schedule)._asdict()
+        name: reorganize.count_volume(sources[0], sources[1], partition_start, schedule)._asdict()
         for name, schedule in (("input", plain), ("paper", paper))
     }
     return {"volume": count}
@@ -280,13 +280,13 @@ def _write(
             work.put(name, raw[name])
     if config.embedding:
         return {"width": config.embedding}
-    given = graph["features"] if "features" in graph else read.features_of(raw)
-    if features.stays_sparse(given):
-        features.copy_sparse_rows(given, original_id, work.maker(), normalize=config.normalize_features)
+    given = graph["features"] if "features" in graph else features_of(raw)
+    if edge_rows.stays_sparse(given):
+        edge_rows.copy_sparse_rows(given, original_id, work.maker(), normalize=config.normalize_features)
         return {"width": int(given.shape[1]), "sparse_numbers": int(given.nnz)}
     into = work.maker()("features", "float32", given.shape)
-    change = clean.normalize_rows if config.normalize_features else None
-    features.copy_rows(given, original_id, into, change, partial(work.within, "write"), most)
+    change = edge_rows.normalize_rows if config.normalize_features else None
+    edge_rows.copy_rows(given, original_id, into, change, partial(work.within, "write"), most)
     return {"width": int(given.shape[1])}
 
 
@@ -313,6 +313,6 @@ def _header(
         "v_p2p": paper["v_p2p"],
         "v_ru": paper["v_ru"],
         "settings": config.settings() | {"partitioner": partitioner},
-        "statistics": {**statistics, **{split: int(raw[f"{split}_mask"].sum()) for split in read.SPLITS}},
+        "statistics": {**statistics, **{split: int(raw[f"{split}_mask"].sum()) for split in SPLITS}},
         "volume": volumes,
     }

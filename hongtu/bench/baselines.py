@@ -10,7 +10,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,19 +51,6 @@ MATRICES = ("pyg-csr", "pyg-sparse")  # forms that multiply by one
 FAN_OUT, BATCH = 10, 1024  # neighbours per layer and vertices per mini-batch of NeighborLoader
 
 
-class System(Protocol):
-    """Something that trains one epoch at a time."""
-
-    def step(self) -> float:
-        """One epoch; the loss before it."""
-
-    def loss(self) -> float:
-        """The loss over the whole graph, nothing learned."""
-
-    def scores(self) -> dict[str, float]:
-        """Accuracy on train, val and test vertices."""
-
-
 def missing(form: str, model: str) -> str | None:
     """Why a form cannot run here, with the remedy; None where it can."""
     if form not in FORMS:
@@ -76,8 +63,9 @@ def missing(form: str, model: str) -> str | None:
     return None
 
 
-def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[nn.Module], device: str) -> System:
-    """A baseline by name.
+def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[nn.Module], device: str) -> Any:
+    """A baseline by name, which trains one epoch at a time: ``step()`` is one, and gives the loss before it, ``loss()``
+    that over the whole graph, nothing learned, ``scores()`` the accuracy on train, val and test vertices.
 
     Args:
         layers: ours, whose parameters it starts from.

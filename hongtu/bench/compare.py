@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hongtu.bench.host_load import BUSY
 from hongtu.bench.process import Process, Worker, worker
+from hongtu.bench.records import BUSY
 from hongtu.bench.spec import OURS, SAMPLED, Model, Run
 from hongtu.bench.worker import Order
 from hongtu.graph.artifact import Artifact
@@ -101,7 +101,7 @@ def compare_orders(
                 progress(f"{found.run.label}: timed")
         for _ in range(settings.again):
             for found in workers:
-                if any(_disturbed(epoch) for epoch in found.epochs):
+                if any(epoch["others"] > BUSY for epoch in found.epochs):
                     _replace_worst(found)
         peaks = [found.do("peak") for found in workers]
     curves = []
@@ -195,10 +195,6 @@ def _agrees(found: Worker, reference: Reference) -> bool:
         own is not None and other is not None and abs(own - other) <= TOLERANCE * max(abs(other), 1e-3)
         for own, other in pairs
     )
-
-
-def _disturbed(epoch: dict[str, Any]) -> bool:
-    return epoch["others"] > BUSY
 
 
 def _replace_worst(found: Worker) -> None:

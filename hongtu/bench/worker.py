@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
+from hongtu.bench.records import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import OURS, Model, Run, named_strategy
 from hongtu.ranks.parent import end_with_parent
 
@@ -30,7 +30,7 @@ class Order:
 
 
 class Ours:
-    """hongtu as a :class:`~hongtu.bench.baselines.System`."""
+    """hongtu, with the methods of a baseline (:func:`~hongtu.bench.baselines.make_baseline`)."""
 
     def __init__(self, order: Order, artifact: Any, layers: list) -> None:
         from hongtu.hardware import load_hardware

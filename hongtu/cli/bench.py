@@ -81,8 +81,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
     from tqdm import tqdm
 
     from hongtu.bench.compare import compare, describe, steps
-    from hongtu.bench.records import append, machine, read
-    from hongtu.bench.report.text import table
+    from hongtu.bench.records import append, machine, read, table
     from hongtu.bench.spec import Model
 
     models = [Model(name=name, hidden=options.hidden, layers=options.layers) for name in options.models]
@@ -194,7 +193,7 @@ def _refusal(artifact: Artifact, model: Model, run: Run, settings: Settings) -> 
 
 def _least_seconds(artifact: Artifact, model: Model, settings: Settings) -> float | None:
     """Of an epoch of a model, whichever system trains it; None on a simulated device, whose speed is nobody's."""
-    from hongtu.bench.roofline import least_seconds, measured_rates
+    from hongtu.bench.profile import least_seconds, measured_rates
     from hongtu.bench.spec import Run
 
     if settings.device == "simulated":

@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--spill {options.spill}: is for --measure; give both")
     found = examine()
     if target is not None:
-        from hongtu.bench.host_load import OthersShare
-        from hongtu.bench.profile.measure import measure_cpu
+        from hongtu.bench.profile import measure_cpu
+        from hongtu.bench.records import OthersShare
         from hongtu.files import write_text
 
         start, others = perf_counter(), OthersShare()
@@ -174,7 +174,7 @@ def report(found: dict[str, Any]) -> str:
         ]
     if "hardware" in found:
         lines += _measured(found["hardware"], found["profile"])
-        from hongtu.bench.host_load import BUSY
+        from hongtu.bench.records import BUSY
 
         if found["others_share"] > BUSY:
             lines.append(

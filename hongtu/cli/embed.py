@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_layers, make_trainer
-from hongtu.cli.run_options import OPTIONS, read_options
+from hongtu.cli.run_options import CODE, OPTIONS, check_trusted, read_options
 from hongtu.cli.train_config import ModelConfig, TrainConfig
-from hongtu.cli.trust import CODE, check_trusted
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from hongtu import __version__
-from hongtu.cli.stopping import Signals, describe, exit_code, stoppable
-from hongtu.cli.streams import drop_unread, own_streams
+from hongtu.cli.stopping import Signals, describe, drop_unread, exit_code, own_streams, stoppable
 from hongtu.errors import InputError, nearest, printable
 from hongtu.ranks.parent import end_with_torchrun
 from hongtu.ranks.words import end_early

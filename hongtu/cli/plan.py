@@ -96,22 +96,32 @@ def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: GraphC
     """Plan without a graph."""
     from hongtu.cli.plan_text import counts_table
 
-    for option in ("ranks", "explain", "plot", "listing", "check"):
-        if getattr(options, option) not in (None, False):
-            raise InputError(f"--{option}: needs an artifact, and there are only counts; leave it out")
+    of_artifacts = ("ranks", "explain", "plot", "listing", "check")
+    _refuse(options, of_artifacts, "needs an artifact, and there are only counts; leave it out")
     partitions = options.partitions or hardware.devices
     result = describe_counts(counts, config, hardware, partitions, partial(_plan, config))
     print(json.dumps(result) if options.json else counts_table(result, _model(config)))
 
 
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise InputError(f"--{name}: {why}")
+
+
 def _plan(config: ModelConfig, artifact: Artifact, **limits: Any) -> ExecutionPlan:
     """Of the model on an artifact, in these limits and on this hardware."""
-    from hongtu.model.loss_terms import DEFAULT
     from hongtu.train.planning import plan_model
 
-    beside: dict[str, Any] = {"strategy": config.strategy, "spill": config.spill is not None}
-    beside |= {"host_dtype": config.host_dtype, "gradient_dtype": config.gradient_dtype} | limits
-    return plan_model(artifact, make_layers(config, artifact), loss=DEFAULT[artifact.task], **beside)
+    return plan_model(artifact, make_layers(config, artifact), **_options(config, artifact) | limits)
+
+
+def _options(config: ModelConfig, artifact: Artifact) -> dict[str, Any]:
+    """Of a plan, but for the memory that there is and the hardware."""
+    from hongtu.model.loss_terms import DEFAULT
+
+    same = {name: getattr(config, name) for name in ("strategy", *HOST_DTYPES)}
+    return {"loss": DEFAULT[artifact.task], "spill": config.spill is not None, **same}
 
 
 def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int | None:
@@ -126,20 +136,15 @@ def _budget(config: ModelConfig, artifact: Artifact, hardware: Hardware) -> int 
 def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artifact, hardware: Hardware) -> None:
     """Plan for several ranks, without starting any."""
     from hongtu.cli.plan_text import rank_tables
-    from hongtu.model.loss_terms import DEFAULT
     from hongtu.train.planning import plan_ranks
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
-    for option in ("explain", "plot", "listing", "check"):
-        if getattr(options, option) not in (None, False):
-            raise InputError(f"--{option}: shows one process's plan; leave --ranks out")
+    _refuse(options, ("explain", "plot", "listing", "check"), "shows one process's plan; leave --ranks out")
     budget = _budget(config, artifact, hardware)
     plans = plan_ranks(
-        artifact, make_layers(config, artifact), options.ranks, config.dependencies, loss=DEFAULT[artifact.task],
-        device_memory=budget, strategy=config.strategy, hardware=hardware, topology=config.topology,
-        host_memory=config.host_memory, spill=config.spill is not None, host_dtype=config.host_dtype,
-        gradient_dtype=config.gradient_dtype,
+        artifact, make_layers(config, artifact), options.ranks, config.dependencies, device_memory=budget,
+        hardware=hardware, topology=config.topology, host_memory=config.host_memory, **_options(config, artifact),
     )  # fmt: skip
     result = describe_ranks(config, plans, budget, hardware)
     print(json.dumps(result) if options.json else rank_tables(result))
@@ -149,38 +154,24 @@ def describe_ranks(
     config: ModelConfig, plans: list[tuple[Any, ExecutionPlan]], budget: int | None, hardware: Hardware
 ) -> dict[str, Any]:
     """Everything that ``hongtu plan --ranks K --json`` prints."""
-    from hongtu.plan.cost.seconds import predict_seconds
-
-    ranks: list[dict[str, Any]] = []
-    for share, plan in plans:
-        seconds = predict_seconds(plan, hardware)
-        ranks.append({
+    ranks: list[dict[str, Any]] = [
+        {
             "held": len(share.rows),
             "own": int(share.owned.sum()),
             "replicas": int(((share.stages >= 2) & ~share.owned).sum()),
             "halo": 0 if share.halo is None else share.halo.rows,
-            "rows": plan.rows,
-            "bytes": plan.bytes,
-            "setup_bytes": plan.setup_traffic.bytes,
-            "arena_bytes": plan.arena_bytes,
-            "peak_bytes": plan.peak_bytes,
-            "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
-            "seconds": seconds.to_dict(),
-            "seconds_per_epoch": seconds.total,
-        })  # fmt: skip
+            **_predicted(plan, hardware),
+        }
+        for share, plan in plans
+    ]
     halo = plans[0][0].halo
     return {
         "artifact": config.artifact,
-        "model": _model(config),
-        "strategy": config.strategy,
+        **_given(config, plans[0][1], budget, hardware),
         "dependencies": config.dependencies,
         "first_fetched": None if halo is None else halo.first,
         "rounds": 0 if halo is None else max(map(len, halo.fetched)),
         "by_vertex": halo is not None and any(_computes_beyond(share, halo.first) for share, _ in plans),
-        "hardware": hardware.name,
-        "device_memory": budget,
-        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
-        **_dtypes(plans[0][1]),
         "ranks": ranks,
         "seconds_per_epoch": max(rank["seconds_per_epoch"] for rank in ranks),
     }
@@ -191,8 +182,33 @@ def _computes_beyond(share: Share, layer: int) -> bool:
     return bool(((share.stages > layer) & ~share.owned).any())
 
 
-def _dtypes(plan: ExecutionPlan) -> dict[str, str]:
-    return {name: getattr(plan.shape, name) or "float32" for name in HOST_DTYPES}
+def _given(config: ModelConfig, plan: ExecutionPlan, budget: int | None, hardware: Hardware) -> dict[str, Any]:
+    """What a plan is for."""
+    return {
+        "model": _model(config),
+        "strategy": config.strategy,
+        "hardware": hardware.name,
+        "device_memory": budget,
+        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
+        **{name: getattr(plan.shape, name) or "float32" for name in HOST_DTYPES},
+    }
+
+
+def _predicted(plan: ExecutionPlan, hardware: Hardware) -> dict[str, Any]:
+    """What a plan moves, keeps and takes."""
+    from hongtu.plan.cost.seconds import predict_seconds
+
+    seconds = predict_seconds(plan, hardware)
+    return {
+        "rows": plan.rows,
+        "bytes": plan.bytes,
+        "setup_bytes": plan.setup_traffic.bytes,
+        "arena_bytes": plan.arena_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
+        "seconds": seconds.to_dict(),
+        "seconds_per_epoch": seconds.total,
+    }
 
 
 def _model(config: ModelConfig) -> dict[str, Any]:
@@ -203,41 +219,27 @@ def describe(
     config: ModelConfig, artifact: Artifact, plan: ExecutionPlan, budget: int | None, hardware: Hardware
 ) -> dict[str, Any]:
     """Everything that ``hongtu plan --json`` prints."""
-    from hongtu.plan.cost.seconds import predict_seconds
     from hongtu.plan.report import ladder, lookahead_summary, pass_report
 
-    seconds = predict_seconds(plan, hardware)
     volumes = artifact.manifest["volume"]
     order = min(volumes, key=lambda name: volumes[name]["v_ru"])
     lookahead = lookahead_summary(artifact.topology)
     passes = [pass_report(plan, p, hardware) for p in plan.passes.train]
     return {
         "artifact": str(artifact.path),
-        "model": _model(config),
-        "strategy": config.strategy,
+        **_given(config, plan, budget, hardware),
         "preprocessed": {name: artifact.manifest["settings"].get(name) for name in ("partitioner", "order")},
-        "hardware": hardware.name,
-        "device_memory": budget,
-        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
-        **_dtypes(plan),
-        "spilled": {name: plan.in_memory(name) for name in sorted(plan.spilled)},
         "vertices": artifact.num_vertices,
         "partitions": artifact.topology.partitions,
         "chunks": artifact.topology.chunks,
         "grain": plan.topology.chunks,
         "setup_grain": (plan.topology if plan.once is None else plan.once[0]).chunks,
-        "rows": plan.rows,
-        "bytes": plan.bytes,
-        "arena_bytes": plan.arena_bytes,
-        "peak_bytes": plan.peak_bytes,
+        **_predicted(plan, hardware),
         "capacities": {p["name"]: p["slots"] for p in passes if p["slots"]},
-        "seconds_per_epoch": seconds.total,
-        "seconds": seconds.to_dict(),
         "ladder_order": order,
         "ladder": ladder(plan, volumes[order], lookahead["rows"], hardware),
         "floor": lookahead["floor"],
         "passes": passes,
         "structure_bytes": [plan.structure_bytes(i) for i in range(plan.topology.partitions)],
         "setup": [pass_report(plan, p, hardware) for p in plan.passes.setup],
-        "setup_bytes": plan.setup_traffic.bytes,
     }

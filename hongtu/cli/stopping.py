@@ -1,4 +1,5 @@
-"""How a command ends before its time: exit codes, the line on stderr, and signals as exceptions.
+"""The standard streams of a command, and how it ends before its time: exit codes, the line on stderr, and
+signals as exceptions.
 
 Exit codes: 0 done; 2 bad arguments or bad input; 129 hung up (SIGHUP); 130 interrupted (SIGINT); 141 nobody reads its
 output; 143 terminated (SIGTERM); 1 anything else.
@@ -6,13 +7,15 @@ output; 143 terminated (SIGTERM); 1 anything else.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -24,6 +27,7 @@ from hongtu.errors import (
     Interrupted,
     OutputError,
     RankLost,
+    printable,
 )
 
 
@@ -137,3 +141,41 @@ def stoppable() -> Iterator[Signals]:
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = hook
+
+
+class Printed(io.TextIOWrapper):
+    """Text without control characters, which a terminal would obey; what the encoding cannot say is spelled out."""
+
+    def write(self, text: str) -> int:
+        return super().write(printable(text))
+
+
+def own_streams() -> None:
+    """Open the streams that are closed, as daemons leave them: a file would take their number, and get what is printed.
+    What libraries in C print to stdout, such as METIS, goes to stderr from here on; warnings are plain, too."""
+    form = warnings.formatwarning
+    warnings.formatwarning = lambda *given, **options: printable(form(*given, **options))
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            assert os.open(os.devnull, os.O_RDWR) == number  # the lowest that is free
+            os.set_inheritable(number, True)
+    if sys.stderr is None:  # so Python says that one was closed
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        return
+    terminal, binary = sys.stdout.isatty(), os.fdopen(os.dup(1), "wb", closefd=False)  # open until the process ends
+    sys.stdout = Printed(binary, sys.stdout.encoding, errors="backslashreplace", line_buffering=terminal)
+    os.dup2(2, 1)
+
+
+def drop_unread() -> None:
+    """Leave out what stdout cannot take any more: Python flushes it once more at its end, and fails again."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # no file, in tests and notebooks
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_loggers, make_trainer
-from hongtu.cli.run_options import OPTIONS, begin_run, check_run
+from hongtu.cli.run_options import begin_run, check_run, check_trusted
 from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
 from hongtu.cli.train_config import ModelConfig, TrainConfig
-from hongtu.cli.trust import check_trusted
 from hongtu.config import size
-from hongtu.errors import InputError, note
+from hongtu.errors import note
 
 if TYPE_CHECKING:
     from hongtu.ranks.together import Together
@@ -73,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
 def _run(config: TrainConfig, ranks: Together, held: ExitStack, *, json_only: bool) -> None:
     """Train in a run directory, of which ``held`` takes the first rank's hold, or without one."""
     directory = None if config.run is None else Path(config.run)
-    resumes = directory is not None and ranks.first(partial(_check, directory, config, held))
+    resumes = directory is not None and ranks.first(partial(check_run, directory, config, held))
     trainer = make_trainer(config)
     trainer.check_trains()
     if directory is not None and resumes and not trainer.resume(directory) and ranks.rank == 0:
@@ -83,28 +82,12 @@ def _run(config: TrainConfig, ranks: Together, held: ExitStack, *, json_only: bo
     with ranks.agreed():
         loggers = [] if left < 1 or ranks.rank > 0 else make_loggers(config)
     if directory is not None and not resumes:
-        ranks.first(partial(_begin, directory, config, held))
+        ranks.first(partial(begin_run, directory, config, held))
     result = _train(trainer, config, left, loggers, quiet=json_only or ranks.rank > 0)
     if ranks.size > 1:
         result["ranks"] = ranks.gather({name: result[name] for name in ("peak_bytes", "bytes", "rows")})
     if ranks.rank == 0:
         print(json.dumps(result, allow_nan=False) if json_only else _summary(result))
-
-
-def _check(directory: Path, config: TrainConfig, held: ExitStack) -> bool:
-    from hongtu.train.run_directory import RunDirectory
-
-    held.enter_context(RunDirectory(directory).held(make=False))
-    return check_run(directory, config)
-
-
-def _begin(directory: Path, config: TrainConfig, held: ExitStack) -> None:
-    from hongtu.train.run_directory import RunDirectory
-
-    held.enter_context(RunDirectory(directory).held())
-    if (directory / OPTIONS).exists():
-        raise InputError(f"{directory}: another run has begun here meanwhile; choose another --run directory")
-    begin_run(directory, config)
 
 
 def _train(trainer: Any, config: TrainConfig, left: int, loggers: list[Any], *, quiet: bool) -> dict[str, Any]:

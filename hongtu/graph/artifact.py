@@ -31,8 +31,7 @@ from hongtu.graph.format import (
 from hongtu.graph.halo import Halo
 from hongtu.graph.sparse_rows import PARTS, SparseRows
 from hongtu.graph.topology import Topology
-from hongtu.graph.vertex_ids import VertexIds
-from hongtu.graph.vertex_types import VertexTypes, read_types
+from hongtu.graph.vertex_types import VertexIds, VertexTypes, read_types
 
 Rows = TypeVar("Rows")
 

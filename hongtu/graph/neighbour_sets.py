@@ -1,4 +1,6 @@
-"""The neighbour set of a chunk, and where every edge's source stands in it: what all loops over chunks are made of.
+"""The neighbour set of a chunk, and where every edge's source stands in it: what all loops over chunks are made of;
+and sets of rows: they go in, in any order and more than once, and come out ascending, each once; sorted, or
+as bits; and how often a sequence of accesses to rows finds them in a cache.
 
 A chunk marks its sources in a bitmap of all vertices. Read from left to right the bitmap is the ascending neighbour
 set, and the bits before a source are its local index: nothing is sorted, and the bitmap stays in the cache.
@@ -15,7 +17,6 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
-from hongtu.graph.bitmap import count_ones, distinct, lowest, put_distinct
 from hongtu.parallel import parallel_for
 
 
@@ -156,3 +157,106 @@ def _of_sources(edge_start: np.ndarray, local_source: np.ndarray, numbers: Calla
 
     parallel_for(put, len(edge_start) - 1)
     return out
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """The values of an integer array, ascending, each once.
+
+    As ``np.unique``, which since numpy 2.3 puts millions of keys in a hash table, ten times as slow as sorting them.
+
+    >>> distinct(np.array([3, 1, 3])).tolist(), distinct(np.array([], np.int32)).tolist()
+    ([1, 3], [])
+    """
+    values = np.sort(values)
+    first = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=first[1:])
+    return values[first]
+
+
+def _plain_put_distinct(rows, offset, words, out, at):
+    found = distinct(rows)
+    out[at : at + len(found)] = found
+    return at + len(found)
+
+
+@compiled(plain=_plain_put_distinct)
+def put_distinct(rows, offset, words, out, at):
+    """Write ``rows``, ascending and each once, to ``out[at:]``, by way of words of 64 rows from ``offset`` on, which
+    are 0 before and after; returns where they end.
+
+    >>> words, out = np.zeros(2, dtype=np.uint64), np.empty(3, dtype=np.int32)
+    >>> put_distinct(np.int32([163, 101, 163, 102]), 100, words, out, 0), out.tolist(), words.tolist()
+    (3, [101, 102, 163], [0, 0])
+    """
+    first, last = len(words), -1
+    for k in range(len(rows)):
+        row = np.int64(rows[k]) - offset
+        word = row >> 6
+        words[word] |= np.uint64(1) << np.uint64(row & 63)
+        first = word if word < first else first
+        last = word if word > last else last
+    for word in range(first, last + 1):
+        bits = words[word]
+        while bits != np.uint64(0):
+            out[at] = offset + 64 * word + lowest(bits)
+            at += 1
+            bits &= bits - np.uint64(1)
+        words[word] = np.uint64(0)
+    return at
+
+
+@compiled(inline="always")
+def count_ones(word):
+    """How many bits of a uint64 are set."""
+    word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@compiled(inline="always")
+def lowest(word):
+    """The position of the lowest set bit of a uint64 that is not 0."""
+    return count_ones((word & (~word + np.uint64(1))) - np.uint64(1))
+
+
+SIZES = 32  # of caches: 1, 2, 4, ... rows
+
+
+def miss_ratio(rows: np.ndarray) -> np.ndarray:
+    """float64 [SIZES]: the share of accesses that do not find their row among the 1, 2, 4, ... used most recently.
+
+    As many rows are held as a window of so many accesses has on average, which follows from the gaps between accesses
+    to the same row; accesses with longer gaps miss (P. J. Denning and S. C. Schwartz, Properties of the working-set
+    model, 1972).
+
+    Args:
+        rows: integers [N], not negative.
+
+    >>> miss_ratio(np.array([0, 1] * 1000))[:3].round(2).tolist()
+    [1.0, 0.0, 0.0]
+    """
+    if not len(rows):
+        return np.ones(SIZES)
+    gaps = np.zeros(len(rows), np.int64)
+    _count_gaps(rows, np.full(int(rows.max()) + 1, -1, np.int64), gaps)
+    longer = 1 - np.cumsum(gaps) / len(rows)  # of accesses with a gap beyond each number, or without one
+    held = np.cumsum(longer)  # rows in a window of each number of accesses, from 1 on
+    window = np.searchsorted(held, 2.0 ** np.arange(SIZES) + 1e-6, side="right")  # the longest that holds no more
+    return longer[np.minimum(window, len(rows) - 1)]
+
+
+def _plain_count_gaps(rows, last, gaps):
+    order = np.argsort(rows, kind="stable")
+    again = rows[order[1:]] == rows[order[:-1]]
+    gaps += np.bincount(np.diff(order)[again], minlength=len(gaps))
+    last[rows[order]] = order
+
+
+@compiled(plain=_plain_count_gaps)
+def _count_gaps(rows, last, gaps):
+    """Adds to ``gaps``, by their lengths, those between accesses to the same row; ``last`` starts at -1."""
+    for k in range(len(rows)):
+        if last[rows[k]] >= 0:
+            gaps[k - last[rows[k]]] += 1
+        last[rows[k]] = k

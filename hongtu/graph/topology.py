@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.graph.locality import miss_ratio
-from hongtu.graph.neighbour_sets import globalise, merge_sets, neighbour_sets, relabel
+from hongtu.graph.neighbour_sets import globalise, merge_sets, miss_ratio, neighbour_sets, relabel
 
 COUNTED = 1 << 22  # edges that are looked at to know how soon sources are needed again
 
@@ -129,7 +128,7 @@ class Topology:
 
     @cached_property
     def miss_ratio(self) -> np.ndarray:
-        """What ``locality.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
+        """What ``neighbour_sets.miss_ratio`` says of the sources of consecutive edges, from the largest chunk on."""
         first = int(self.chunk_edges.argmax())
         edge_start = np.asarray(self.in_edge_start)[self.chunk_start[first:]]
         local_source = self.local_source[edge_start[0] : edge_start[-1]][:COUNTED]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hongtu.nn.ops import aggregates, reductions
+from hongtu.nn.ops import aggregates
 
 LINEAR = ("sum", "add", "mean")
 SCALERS = ("identity", "amplification", "attenuation", "linear", "inverse_linear")
@@ -62,7 +62,7 @@ class Reduction(Aggregation):
     def forward(self, block: InEdges, x: Tensor, weighted: bool = False) -> Tensor:
         if self.how in ("max", "min"):
             weight = block.edge_weight if weighted else None
-            return reductions.extremum(x, block.indptr, block.local_source, weight, largest=self.how == "max")
+            return aggregates.extremum(x, block.indptr, block.local_source, weight, largest=self.how == "max")
         return block.mean(x, weighted) if self.how == "mean" else block.sum(x, weighted)
 
     def extra_repr(self) -> str:
@@ -147,7 +147,7 @@ class SoftmaxAggregation(_Unweighted):
 
     def aggregate(self, block: InEdges, x: Tensor) -> Tensor:
         t_F = torch.as_tensor(self.t, dtype=x.dtype, device=x.device).expand(x.shape[1])
-        return reductions.softmax_sum(x, t_F, block.indptr, block.local_source, self.semi_grad)
+        return aggregates.softmax_sum(x, t_F, block.indptr, block.local_source, self.semi_grad)
 
 
 class PowerMeanAggregation(_Unweighted):

@@ -189,7 +189,7 @@ class Block:
 
     def _reduce(self, x: Tensor, weighted: bool, mean: bool) -> Tensor:
         weight = self.edge_weight if weighted else None
-        out = aggregates.aggregate(_rows(x), self.indptr, self.local_source, None, weight, mean)
+        out = aggregates.aggregate(_rows(x), self.indptr, self.local_source, weight, mean)
         return out.view(self.num_dst, *x.shape[1:])
 
     def reduce(self, x: Tensor, how: str | Sequence[str], weighted: bool = False) -> Tensor:
@@ -238,7 +238,7 @@ class Block:
     def sum_by_type(self, x: Tensor, num_types: int, mean: bool = False) -> Tensor:
         """[S, F] -> [T, D, F]: for each of T edge types, the sum (or mean) over the in-edges of that type."""
         indptr, local_source = self._edges_by_type(num_types)
-        out = aggregates.aggregate(_rows(x), indptr, local_source, None, None, mean)
+        out = aggregates.aggregate(_rows(x), indptr, local_source, None, mean)
         return out.view(num_types, self.num_dst, *x.shape[1:])
 
     def _edges_by_type(self, num_types: int) -> tuple[Tensor, Tensor]:

@@ -28,37 +28,25 @@ class Callback:
         """After the last epoch, also where an error ended ``fit``."""
 
 
-class Callbacks:
-    """Several callbacks as one.
+def check_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+    """Those that are given.
 
     Raises:
         InputError: for an object with none of the methods.
     """
+    if not isinstance(callbacks, Iterable) or any(hasattr(callbacks, hook) for hook in HOOKS):
+        raise InputError(f"callbacks: one {type(callbacks).__name__}, expected a list; pass [it]")
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise InputError(f"callbacks: the class {callback.__name__}, expected an object of it")
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise InputError(f"callbacks: {callback!r} has none of the methods {', '.join(HOOKS)}")
+    return list(callbacks)
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        if not isinstance(callbacks, Iterable) or any(hasattr(callbacks, hook) for hook in HOOKS):
-            raise InputError(f"callbacks: one {type(callbacks).__name__}, expected a list; pass [it]")
-        for callback in callbacks:
-            if isinstance(callback, type):
-                raise InputError(f"callbacks: the class {callback.__name__}, expected an object of it")
-            if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-                raise InputError(f"callbacks: {callback!r} has none of the methods {', '.join(HOOKS)}")
-        self._callbacks = list(callbacks)
 
-    def begin(self, trainer: Any) -> None:
-        for call in self._methods("on_fit_begin"):
-            call(trainer)
-
-    def epoch(self, trainer: Any, record: EpochRecord) -> bool:
-        """Whether one of them wants to stop; all of them are told."""
-        return any([call(trainer, record) is True for call in self._methods("on_epoch_end")])
-
-    def end(self, trainer: Any) -> None:
-        for call in self._methods("on_fit_end"):
-            call(trainer)
-
-    def _methods(self, hook: str) -> list[Any]:
-        return [getattr(callback, hook) for callback in self._callbacks if hasattr(callback, hook)]
+def tell(callbacks: Iterable[Any], hook: str, *given: Any) -> list[Any]:
+    """What those say that have the method, all of which are told."""
+    return [getattr(callback, hook)(*given) for callback in callbacks if hasattr(callback, hook)]
 
 
 class CSVLogger(Callback):

@@ -16,7 +16,7 @@ from hongtu.errors import InputError, uninterrupted
 from hongtu.graph.given import as_path
 from hongtu.metrics import EpochRecord
 from hongtu.model.random_state import random_state, set_random_state
-from hongtu.train.callbacks import Callbacks
+from hongtu.train.callbacks import check_callbacks, tell
 from hongtu.train.inferring import Inferring
 from hongtu.train.progress import bar, hidden
 from hongtu.train.run_directory import RunDirectory
@@ -107,11 +107,11 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
                 held.enter_context(directory.held())
                 directory.check_newest(trainer.epoch)
         loop = _Loop(trainer, options, directory)
-        loop.callbacks.begin(trainer)
+        tell(loop.callbacks, "on_fit_begin", trainer)
         try:
             loop.run()
         finally:
-            loop.callbacks.end(trainer)
+            tell(loop.callbacks, "on_fit_end", trainer)
     return loop.records
 
 
@@ -120,7 +120,7 @@ class _Loop:
 
     def __init__(self, trainer: Trainable, options: FitOptions, directory: RunDirectory | None) -> None:
         self.trainer, self.options, self.directory = trainer, options, directory
-        self.callbacks, self.records = Callbacks(options.callbacks), list[EpochRecord]()
+        self.callbacks, self.records = check_callbacks(options.callbacks), list[EpochRecord]()
         self._last = trainer.epoch + options.epochs
         self._booked = self._saved = trainer.epoch
         self._before: tuple[int, dict[str, Any]] | None = None  # generators, before what is done again if it is stopped
@@ -156,7 +156,8 @@ class _Loop:
                 self._save()
             if options.on_epoch is not None:
                 options.on_epoch(record)
-            if any(trainer.ranks.gather(self.callbacks.epoch(trainer, record))):
+            wanted = [answer is True for answer in tell(self.callbacks, "on_epoch_end", trainer, record)]
+            if any(trainer.ranks.gather(any(wanted))):
                 self._last = trainer.epoch
             shown.update()
             scores = {split: f"{record.metrics[split]:.4f}" for split in SPLITS if split in record.metrics}

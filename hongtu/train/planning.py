@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -67,16 +68,14 @@ def plan_model(
     """
     artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
     network, made = _prepared(artifact, layers, loss, optimizer, dtype)
-    hardware = load_hardware(hardware)
-    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
-    unlimited = RunSpec(
-        strategy=get_strategy(strategy), dtype=dtype, hardware=hardware, make_rows_optimizer=optimizer,
-        **read_host_dtypes(host_dtype, gradient_dtype),
+    unlimited, spec = _specs(
+        load_hardware(hardware), device_memory, host_memory=host_memory, spill=spill, host_dtype=host_dtype,
+        gradient_dtype=gradient_dtype, strategy=get_strategy(strategy), dtype=dtype, make_rows_optimizer=optimizer,
     )  # fmt: skip
     with using(NumbaKernels.of_graph(artifact.size)):
         job = Job(artifact, make_loss(artifact, loss), made, unlimited).with_sparse_rows(network)
         budget = budget_bytes(device_memory, partial(job.plan, network))
-        return replace(job, spec=replace(unlimited, limit=limit)).plan(network, budget)
+        return replace(job, spec=spec).plan(network, budget)
 
 
 def plan_ranks(
@@ -90,13 +89,11 @@ def plan_ranks(
     strategy: str | Strategy,
     hardware: Hardware,
     topology: str | os.PathLike[str] | None = None,
-    host_memory: int | str | None = None,
-    spill: bool = False,
-    host_dtype: torch.dtype | str | None = None,
-    gradient_dtype: torch.dtype | str | None = None,
+    **host: Any,
 ) -> list[tuple[Artifact, ExecutionPlan]]:
-    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these. Without a
-    topology file every rank is on a host of its own.
+    """Every rank's share and plan, as Trainers on so many ranks would have them; arguments as for these, ``host`` the
+    host's: host_memory, spill, host_dtype and gradient_dtype. Without a topology file every rank is on a host of its
+    own.
 
     Raises:
         InputError: for anything that cannot work.
@@ -104,16 +101,15 @@ def plan_ranks(
     """
     network, optimizer = _prepared(artifact, layers, loss)
     check_ranked(artifact, network, loss, ranks, dependencies)
-    spec = RunSpec(strategy=get_strategy(strategy), hardware=hardware, **read_host_dtypes(host_dtype, gradient_dtype))
-    whole, count = Job(artifact, make_loss(artifact, loss), optimizer, spec), exchanging_layers(network)
+    unlimited, spec = _specs(hardware, device_memory, strategy=get_strategy(strategy), **host)
+    whole, count = Job(artifact, make_loss(artifact, loss), optimizer, unlimited), exchanging_layers(network)
     fabric = None if topology is None else load_fabric(topology, ranks, hardware)
     budget = budget_bytes(device_memory, partial(whole.plan, network))
-    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
     bounds = deal(artifact, ranks, lambda: whole.sketch(network), hardware)
 
     def share_and_plan(rank: int, stages: Stages) -> tuple[Artifact, ExecutionPlan]:
         share = share_of(artifact, rank, bounds, stages, fabric)
-        job = Job(share, make_loss(share, loss), optimizer, replace(spec, limit=limit))
+        job = Job(share, make_loss(share, loss), optimizer, spec)
         return share, job.plan(network, budget)
 
     def tried(stages: Stages) -> list[Tried]:
@@ -122,6 +118,22 @@ def plan_ranks(
 
     stages = ByLayer(count, 0) if artifact.learns_features else choose_stages(count, dependencies, tried)
     return [share_and_plan(rank, stages) for rank in range(ranks)]
+
+
+def _specs(
+    hardware: Hardware,
+    device_memory: int | str | None,
+    *,
+    host_memory: int | str | None = None,
+    spill: bool = False,
+    host_dtype: torch.dtype | str | None = None,
+    gradient_dtype: torch.dtype | str | None = None,
+    **others: Any,
+) -> tuple[RunSpec, RunSpec]:
+    """How a run goes that the host does not limit, by which shares of device memory are found, and how it goes."""
+    limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
+    unlimited = RunSpec(hardware=hardware, **read_host_dtypes(host_dtype, gradient_dtype), **others)
+    return unlimited, replace(unlimited, limit=limit)
 
 
 def _prepared(

@@ -34,21 +34,15 @@ ROWS = 1000  # whose seconds those of one are taken from
 
 
 class Tried(NamedTuple):
-    """What is predicted of one rank's plan: inf and None where device or host memory is too small."""
+    """What is predicted of one rank's plan, in plain values that ranks tell one another: inf and None where device or
+    host memory is too small.
+
+    Attributes:
+        choice: what its parts would choose, the fields of a ``ByVertex``.
+    """
 
     seconds: float
-    choice: ByVertex | None
-
-
-def to_tell(tried: Tried) -> Any:
-    """It, as plain values; ``told`` makes it again."""
-    return tried.seconds, None if tried.choice is None else astuple(tried.choice)
-
-
-def told(tried: Any) -> Tried:
-    """What ``to_tell`` was given."""
-    seconds, choice = tried
-    return Tried(seconds, None if choice is None else ByVertex(*choice))
+    choice: tuple[Any, ...] | None
 
 
 def try_plan(make_plan: Callable[[], ExecutionPlan], hardware: Hardware) -> Tried:
@@ -57,7 +51,7 @@ def try_plan(make_plan: Callable[[], ExecutionPlan], hardware: Hardware) -> Trie
         plan = make_plan()
     except InputError:  # where no choice fits, the last plan is refused for all to see
         return Tried(inf, None)
-    return Tried(predict_seconds(plan, hardware).total, by_vertex(plan, hardware))
+    return Tried(predict_seconds(plan, hardware).total, astuple(by_vertex(plan, hardware)))
 
 
 def choose_stages(layers: int, dependencies: str, tried: Callable[[Stages], Sequence[Tried]]) -> Stages:
@@ -78,7 +72,8 @@ def choose_stages(layers: int, dependencies: str, tried: Callable[[Stages], Sequ
         found[chosen] = tried(chosen)
     choices = [one.choice for of_ranks in found.values() for one in of_ranks if one.choice is not None]
     if choices and layers > 2:  # else what one layer exchanges costs the same for every vertex
-        found[choices[0]] = tried(choices[0])
+        by_parts = ByVertex(*choices[0])
+        found[by_parts] = tried(by_parts)
     return min(found, key=lambda chosen: max(one.seconds for one in found[chosen]))
 
 

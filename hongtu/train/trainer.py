@@ -59,8 +59,6 @@ from hongtu.train.ranked import (
     exchanging_layers,
     settings_of,
     stepped,
-    to_tell,
-    told,
     try_plan,
 )
 from hongtu.train.resumable import Resumable, Waiting
@@ -303,8 +301,8 @@ class Trainer(Trainable):
             with self.ranks.agreed():
                 job = job_of(stages)
                 self.model.cpu()  # where plans are tried
-                own = try_plan(lambda: job.plan(self._network, self._budget), over(self._fabric, self.hardware))
-            return [told(of_rank) for of_rank in self.ranks.gather(to_tell(own))]
+                own: Any = try_plan(lambda: job.plan(self._network, self._budget), over(self._fabric, self.hardware))
+            return [Tried(*of_rank) for of_rank in self.ranks.gather(tuple(own))]
 
         stages: Stages = ByLayer(layers_on_ranks, 0)
         if not self.artifact.learns_features:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.compiled import compiled
-from hongtu.graph.bitmap import distinct
+from hongtu.graph.neighbour_sets import distinct
 
 
 def count_loads(

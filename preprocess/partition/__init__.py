@@ -1,4 +1,8 @@
-"""Which device owns which vertex. A registry of pure functions.
+"""Which device owns which vertex. A registry of pure functions, those of METIS and KaMinPar among them, which get the
+graph made undirected, without duplicates and self-loops, and balance one weight per vertex: in-edges (work of the
+aggregate) and train membership (work of the loss and of what ``prune`` leaves) combined into one integer;
+``partition_statistics`` reports the balance of each. METIS also balances vertices, in-edges and train vertices each by
+itself, which cuts about a third more edges.
 
 Each has the signature ``(in_edge_start, source, partitions, *, train_mask, seed) -> int32 [V]``.
 """
@@ -7,26 +11,63 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hongtu.errors import InputError
+from hongtu.files import open_npy
+from hongtu.graph.given import as_array
 from hongtu.parallel import parallel_for
-from hongtu.preprocess.blocks import even_blocks
-from hongtu.preprocess.partition.blind import random_partition, range_partition
-from hongtu.preprocess.partition.own import check_partition, read_partition
-from hongtu.preprocess.partition.streaming import streaming_partition
-from hongtu.preprocess.partition.weighted import balanced_partition, weighted_partition
-from hongtu.preprocess.parts import kaminpar_installed
+from hongtu.preprocess.bucket_sort import even_blocks, symmetric_neighbours
+from hongtu.preprocess.partition.streaming import random_partition, range_partition, streaming_partition
+from hongtu.preprocess.parts import cut_graph, kaminpar_installed
 
-__all__ = [
-    "PARTITIONERS", "check_partition", "choose_partitioner", "partition_statistics", "partition_vertices",
-    "read_partition",
-]  # fmt: skip
-
+EDGE_SHARE, TRAIN_SHARE = 0.8, 0.2  # of the combined weight
+RESOLUTION = 100  # mean combined weight, so that the rounding to integers does not matter
+MAX_TOTAL_WEIGHT = 1 << 30  # METIS may be built with 32-bit integers
+FORMS = "expected integers [V], the partition of every vertex from 0, in the order of their numbers"
+STEP = 1 << 16  # characters parsed at a time
+LONGEST = 20  # characters of a line
 METIS_SECONDS = (4, 54)  # per 10M edges, by graph
 METIS_BYTES = 170  # per edge
 METIS_EDGES = 20_000_000  # beyond this many another one is the default
+
+
+def weighted_partition(
+    library: str, in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
+) -> np.ndarray:
+    """The library's partition of every vertex, int32 [V]; the same seed gives the same partition.
+
+    Raises:
+        InputError: when the library is not installed or its integers are too small for the graph.
+    """
+    weights = vertex_weights(np.diff(in_edge_start), train_mask)
+    return cut_graph(library, *symmetric_neighbours(in_edge_start, source), partitions, seed, weights)
+
+
+def balanced_partition(
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
+) -> np.ndarray:
+    """As :func:`weighted_partition` by METIS, with three weights of every vertex."""
+    weights = np.stack([np.ones(len(train_mask), dtype=np.int64), np.diff(in_edge_start), train_mask], axis=1)
+    weights = weights[:, weights.any(axis=0)]
+    return cut_graph("metis", *symmetric_neighbours(in_edge_start, source), partitions, seed, weights)
+
+
+def vertex_weights(in_degree: np.ndarray, train_mask: np.ndarray) -> np.ndarray:
+    """``resolution * (0.8 * (1 + in-degree) / mean + 0.2 * is_train / mean is_train)``, rounded, at least 1.
+
+    >>> vertex_weights(np.array([0, 2]), np.array([True, False])).tolist()
+    [80, 120]
+    """
+    resolution = min(RESOLUTION, MAX_TOTAL_WEIGHT / len(in_degree))
+    edges = (1 + in_degree) / (1 + in_degree).mean()
+    train = train_mask / max(train_mask.mean(), 1e-12)
+    weight = np.rint(resolution * (EDGE_SHARE * edges + TRAIN_SHARE * train))
+    return np.maximum(weight, 1).astype(np.int64)
+
 
 PARTITIONERS: dict[str, Callable[..., np.ndarray]] = {
     "metis": partial(weighted_partition, "metis"),
@@ -91,3 +132,59 @@ def _edge_cut(in_edge_start: np.ndarray, source: np.ndarray, part: np.ndarray) -
 
     parallel_for(count, len(cut))
     return int(cut.sum())
+
+
+def read_partition(source: Any) -> tuple[np.ndarray, str]:
+    """The partition of every vertex, int32 [V], and what messages call it.
+
+    Args:
+        source: integers [V], or the path of a .npy file of such, or of text with one integer a line, as METIS writes
+            ``graph.part.8``.
+
+    Raises:
+        InputError: when it is no such thing.
+    """
+    if not isinstance(source, str | Path):
+        found, name = as_array("partitioner", source), "partitioner"
+    else:
+        file, name = Path(source), str(source)
+        if not file.is_file():
+            raise InputError(f"{name}: no such file, {FORMS}, as .npy or one a line; or name a partitioner")
+        found = np.asarray(open_npy(file, FORMS)) if file.suffix == ".npy" else _read_lines(file)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or not len(found):
+        raise InputError(f"{name}: {found.dtype} of shape {found.shape}, {FORMS}")
+    bad = np.flatnonzero((found < 0) | (found >= len(found)))
+    if len(bad):
+        raise InputError(f"{name}: [{bad[0]}] is {found[bad[0]]}, expected a partition from 0 to {len(found) - 1}")
+    return found.astype(np.int32), name
+
+
+def check_partition(part: np.ndarray, name: str, vertices: int, partitions: int) -> None:
+    """Refuse one of another graph, or of more partitions than there are to be.
+
+    Raises:
+        InputError: saying which.
+    """
+    if len(part) != vertices:
+        raise InputError(f"{name}: {len(part)} vertices, the graph has {vertices}; give the partition of every vertex")
+    most = int(part.max())
+    if most >= partitions:
+        raise InputError(
+            f"{name}: [{int(part.argmax())}] is {most}, expected 0 to {partitions - 1}; pass --partitions {most + 1}, "
+            "or leave --partitions out"
+        )
+
+
+def _read_lines(file: Path) -> np.ndarray:
+    found, rest = [], ""
+    try:
+        with file.open(encoding="ascii") as stream:
+            while text := stream.read(STEP):
+                lines = (rest + text).split("\n")
+                rest = lines.pop()
+                if len(rest) > LONGEST:
+                    raise ValueError(f"{rest[:LONGEST]!r}")
+                found.append(np.array(lines, dtype=np.int64) if lines else np.empty(0, dtype=np.int64))
+        return np.concatenate([*found, np.array([rest] if rest else [], dtype=np.int64)])
+    except (OSError, ValueError, OverflowError) as error:
+        raise InputError(f"{file}: not readable ({error}), {FORMS}, one a line") from None

@@ -1,9 +1,10 @@
-"""A streaming partitioner: restreamed linear deterministic greedy, in O(V) memory: edges are only ever read in turn.
+"""Partitions by contiguous ranges of ids, at random, and by a stream.
 
-Every vertex in turn, in id order, goes to the partition that holds most of its neighbours, weighed by the room that is
-left there (Stanton and Kliot 2012); the stream is repeated from what the last pass gave (Nishimura and Ugander 2013),
-the first from contiguous ranges, so that locality in the ids is kept. Room counts vertices, in-edges and train
-vertices: the fullest of the three decides.
+The last is restreamed linear deterministic greedy, in O(V) memory: edges are only ever read in turn. Every vertex in
+turn, in id order, goes to the partition that holds most of its neighbours, weighed by the room that is left there
+(Stanton and Kliot 2012); the stream is repeated from what the last pass gave (Nishimura and Ugander 2013), the first
+from contiguous ranges, so that locality in the ids is kept. Room counts vertices, in-edges and train vertices: the
+fullest of the three decides.
 
 Legend: V vertices, m partitions.
 """
@@ -13,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from hongtu.compiled import compiled
-from hongtu.preprocess.partition.blind import range_partition
-from hongtu.preprocess.undirected import transpose
+from hongtu.preprocess.bucket_sort import transpose
 
 PASSES = 10  # of the stream; fewer when nearly nothing moves any more
 SETTLED = 0.002  # share of the vertices
@@ -85,3 +85,24 @@ def _stream(in_edge_start, source, out_start, reader, train_mask, part, load, sh
         moved += best != own
         part[v] = best
     return moved
+
+
+def range_partition(
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
+) -> np.ndarray:
+    """The range of each vertex; deterministic, needs nothing but the degrees.
+
+    >>> range_partition(np.array([0, 3, 3, 3, 3]), np.int32([1, 2, 3]), 2, train_mask=None, seed=0).tolist()
+    [0, 1, 1, 1]
+    """
+    work_before = in_edge_start[:-1] + np.arange(len(in_edge_start) - 1)
+    total = in_edge_start[-1] + len(in_edge_start) - 1
+    return (work_before * partitions // total).astype(np.int32)
+
+
+def random_partition(
+    in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
+) -> np.ndarray:
+    """A random partition of every vertex; sizes differ by at most one."""
+    part = np.arange(len(in_edge_start) - 1, dtype=np.int32) % np.int32(partitions)
+    return np.random.default_rng(seed).permutation(part)

@@ -19,7 +19,7 @@ from hongtu.preprocess.read.check_labels import (
 )
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.size import check_count, check_held
-from hongtu.preprocess.read.sparse import DENSE
+from hongtu.preprocess.read.source import DENSE
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import hongtu
-from hongtu.bench import baselines, compare, process, roofline
-from hongtu.bench.host_load import OthersShare, forget_peak, peak_resident
+from hongtu.bench import baselines, compare, process, profile
+from hongtu.bench.records import OthersShare, forget_peak, peak_resident
 from hongtu.bench.spec import SAMPLED, Model, Run
 from hongtu.bench.worker import Order, make_system
 from hongtu.cli import bench
@@ -223,7 +223,7 @@ def test_a_budget_that_does_not_fit_is_a_line_and_the_others_go_on(artifact, mon
     monkeypatch.setattr(compare, "in_memory_need", lambda *_: 1000)
     monkeypatch.setattr(compare, "compare", lambda path, model, runs, *_: ran.extend(run.label for run in runs) or [])
     monkeypatch.setattr(bench, "_least_seconds", lambda *_: None)
-    monkeypatch.setattr("hongtu.bench.report.text.table", lambda *_: "the others")
+    monkeypatch.setattr("hongtu.bench.records.table", lambda *_: "the others")
     options = ["--models", "gcn", "--hidden", "8", "--budgets", "none,1%"]
     assert command(["bench", str(artifact), *options]) == 0
     first, others = capsys.readouterr().out.splitlines()
@@ -287,11 +287,11 @@ def test_the_roofline_counts_what_no_system_can_leave_out(artifact):
     kinds = "stream", "far_rows", "near_rows", "products"
 
     def bound(kind, cache_bytes=None):
-        return roofline.least_seconds(plan, roofline.Rates(**dict.fromkeys(kinds, fast) | {kind: 1.0}), cache_bytes)
+        return profile.least_seconds(plan, profile.Rates(**dict.fromkeys(kinds, fast) | {kind: 1.0}), cache_bytes)
 
     v, e = opened.num_vertices, opened.topology.num_edges
     assert bound("products") == pytest.approx(2 * v * (2 * (12 * 8 + 8 * 4) + 8 * 4))
     assert bound("far_rows") == pytest.approx(2 * e * 4 * 4)
     assert bound("far_rows", cache_bytes=1 << 30) < bound("far_rows"), "a cache finds some"
     assert bound("stream") >= 4 * v * (12 + 8 + 8 + 4), "what the products take and give"
-    assert all(rate > 1e6 for rate in vars(roofline.measured_rates()).values())
+    assert all(rate > 1e6 for rate in vars(profile.measured_rates()).values())

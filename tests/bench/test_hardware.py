@@ -20,7 +20,7 @@ from hongtu.plan.passes.shapes import EdgeSweeps, LayerShape, NetworkShape, Prod
 from hongtu.plan.passes.strategy import STRATEGIES
 from hongtu.plan.report import LoadCounter, traffic_chart
 from hongtu.plan.search.build import make_plan
-from hongtu.preprocess.volume import count_volume
+from hongtu.preprocess.reorganize import count_volume
 from tests import problems, training
 from tests.models import SIX
 

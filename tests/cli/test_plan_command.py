@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hongtu
-import hongtu.bench.profile.measure
+import hongtu.bench.profile
 from hongtu.cli import doctor
 from hongtu.cli.main import main
 from hongtu.cli.plan_text import PAPERS
@@ -268,10 +268,10 @@ def test_doctor_on_other_machines(gpus, torch_cuda, missing, message, remedy):
 
 @pytest.mark.long
 def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("hongtu.bench.profile.measure.REPEATS", 1)
-    monkeypatch.setattr("hongtu.bench.profile.disk.BLOCKS", 1)
+    monkeypatch.setattr("hongtu.bench.profile.REPEATS", 1)
+    monkeypatch.setattr("hongtu.bench.profile.BLOCKS", 1)
     file = tmp_path / "hardware.json"
-    monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.0)
+    monkeypatch.setattr("hongtu.bench.records.OthersShare.stop", lambda self, seconds: 0.0)
     text = output(capsys, "doctor", "--measure", file)
     profile = load_hardware(file)
     assert "  files  " in text and profile.disk_link not in (CPU.disk_link, 0)
@@ -279,8 +279,8 @@ def test_doctor_measures_a_profile(capsys, tmp_path, monkeypatch):
     assert profile.devices == 1 and profile.device_memory is None and profile.cache > 0
     assert 1e7 < profile.host_link == profile.peer_link <= profile.memory_bandwidth and profile.flops > 1e8
     assert 1e-6 < profile.call_seconds < profile.chunk_seconds < 1
-    monkeypatch.setattr("hongtu.bench.profile.measure.measure_cpu", lambda name, path: profile)
-    monkeypatch.setattr("hongtu.bench.host_load.OthersShare.stop", lambda self, seconds: 0.4)
+    monkeypatch.setattr("hongtu.bench.profile.measure_cpu", lambda name, path: profile)
+    monkeypatch.setattr("hongtu.bench.records.OthersShare.stop", lambda self, seconds: 0.4)
     assert "Other processes took 40% of the processors" in output(capsys, "doctor", "--measure", file)
     assert json.loads(output(capsys, "doctor", "--measure", file, "--json"))["others_share"] == 0.4
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hongtu.cli.main import main
-from hongtu.cli.trust import without_secrets
+from hongtu.cli.run_options import without_secrets
 from hongtu.errors import OutputError, printable
 from hongtu.files import whole_file
 from hongtu.hardware import CPU
@@ -178,7 +178,7 @@ def test_a_page_is_written_through_no_link_that_nobody_named(artifact, here, cap
     (here / "report.html").symlink_to("victim")
     assert main(["report", "run"]) == 1
     assert "report.html: cannot be written" in capsys.readouterr().err and (here / "victim").read_text() == "precious"
-    monkeypatch.setattr("hongtu.bench.profile.measure.measure_cpu", lambda name, path: CPU)
+    monkeypatch.setattr("hongtu.bench.profile.measure_cpu", lambda name, path: CPU)
     (here / "hardware.json").symlink_to("victim")
     assert main(["doctor", "--measure"]) == 1
     assert "hardware.json: cannot be written" in capsys.readouterr().err

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.bench.profile import disk as rate
+from hongtu.bench import profile as rate
 from hongtu.engine import blocks, disk, stores, uncached
 from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore

@@ -22,9 +22,10 @@ import pyarrow.parquet
 import scipy.sparse
 
 from hongtu.config import PreprocessConfig
-from hongtu.preprocess.read import RawGraph, read_input
 from hongtu.preprocess.read.formats.column_names import find_ends
 from hongtu.preprocess.read.formats.text_layout import find_columns
+from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.open import read_input
 from tests.faults.reader import Reader
 from tests.neutral import pieces
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.hardware import PROFILES, Hardware, load_hardware
-from hongtu.preprocess.read import read_directory
+from hongtu.preprocess.read.directory import read_directory
 from tests.faults.formats import FORMATS
 from tests.faults.reader import Reader
 from tests.neutral import pieces

@@ -18,8 +18,8 @@ from hongtu.cli.settings import read_run_file, to_toml
 from hongtu.cli.train_config import TrainConfig
 from hongtu.config import PreprocessConfig
 from hongtu.hardware import PROFILES
-from hongtu.preprocess.read import read_input
 from hongtu.preprocess.read.graph import SPLITS
+from hongtu.preprocess.read.open import read_input
 from hongtu.ranks.fabric import load_fabric
 from hongtu.train import snapshot
 from hongtu.train.run_directory import RunDirectory

@@ -13,7 +13,7 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.graph.format import ARRAYS
-from hongtu.preprocess.workspace import Workspace
+from hongtu.preprocess.workspace.directory import Workspace
 from tests.neutral import contents, pieces, write
 
 BESIDE = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.graph.bitmap import count_ones, lowest
+from hongtu.graph.neighbour_sets import count_ones, lowest
 from hongtu.graph.topology import build_topology
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.graph.bitmap import put_distinct
 from hongtu.graph.degrees import degree_statistics
-from hongtu.graph.locality import miss_ratio
+from hongtu.graph.neighbour_sets import miss_ratio, put_distinct
 from hongtu.graph.topology import Topology, build_topology
 from tests.plain_forms import assert_same
 

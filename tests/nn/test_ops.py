@@ -25,14 +25,12 @@ def edge_weight():
     return torch.linspace(0.5, 2, NUM_EDGES, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("slots", [None, torch.tensor([5, 0, 3, 2]), torch.tensor([5, 0, 3, 2], dtype=torch.int32)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("width", [1, 3])
-def test_aggregate(slots, weighted, mean, width):
-    weight = edge_weight() if weighted else None
-    rows = leaf(NUM_SRC if slots is None else 6, width)
-    assert gradcheck(lambda x: aggregates.aggregate(x, INDPTR, LOCAL_SOURCE, slots, weight, mean), (rows,))
+def test_aggregate(weighted, mean, width):
+    weight, rows = edge_weight() if weighted else None, leaf(NUM_SRC, width)
+    assert gradcheck(lambda x: aggregates.aggregate(x, INDPTR, LOCAL_SOURCE, weight, mean), (rows,))
 
 
 @pytest.mark.parametrize("excluded", [False, True])
@@ -90,7 +88,7 @@ def test_gated_sum():
 
 KEY = torch.linspace(-2, 2, NUM_DST * 3, dtype=torch.float64).view(NUM_DST, 3)
 OPERATIONS = {
-    "aggregate": (lambda x: aggregates.aggregate(x, INDPTR, LOCAL_SOURCE, None, edge_weight(), True), (NUM_SRC, 3)),
+    "aggregate": (lambda x: aggregates.aggregate(x, INDPTR, LOCAL_SOURCE, edge_weight(), True), (NUM_SRC, 3)),
     "segment_sum": (lambda x: aggregates.segment_sum(x, INDPTR), (NUM_EDGES, 3)),
     "edge_gather": (lambda x: aggregates.edge_gather(x, LOCAL_SOURCE), (NUM_SRC, 3)),
     "destination_gather": (lambda x: aggregates.destination_gather(x, INDPTR, NUM_EDGES), (NUM_DST, 3)),

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from hongtu.bench.host_load import forget_peak, peak_resident
+from hongtu.bench.records import forget_peak, peak_resident
 from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, H200
 from hongtu.host import STATUS, proc_bytes, return_freed_memory

@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def several_threads(monkeypatch):
     from hongtu import parallel, threads
-    from hongtu.preprocess import blocks, bucket_sort, csc, reorganize, undirected
+    from hongtu.preprocess import bucket_sort, csc, reorganize
 
-    for module in (parallel, threads, blocks, bucket_sort, csc, reorganize, undirected):
+    for module in (parallel, threads, bucket_sort, csc, reorganize):
         monkeypatch.setattr(module, "num_threads", lambda: 3)

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hongtu.errors import InputError
-from hongtu.preprocess.clean import coalesce, normalize_rows, without_loop
-from hongtu.preprocess.csc import build_csc
-from hongtu.preprocess.edge_rows import EdgeOrder, copy_edge_rows, sort_origins
+from hongtu.preprocess.csc import build_csc, coalesce, without_loop
+from hongtu.preprocess.edge_rows import EdgeOrder, copy_edge_rows, normalize_rows, sort_origins
 
 
 @st.composite

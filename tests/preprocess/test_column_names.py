@@ -10,7 +10,7 @@ import pytest
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read import read_input
+from hongtu.preprocess.read.open import read_input
 from tests.preprocess.test_text import read
 
 TYPED = (

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.preprocess.bucket_sort import BITS
+from hongtu.preprocess.bucket_sort import BITS, transpose
 from hongtu.preprocess.csc import build_csc, degrees, renumber, statistics
 from hongtu.preprocess.edge_rows import sort_origins
-from hongtu.preprocess.undirected import transpose
 
 
 @st.composite

@@ -11,7 +11,7 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.files import in_memory
-from hongtu.preprocess import blocks, edge_rows
+from hongtu.preprocess import edge_rows
 from hongtu.preprocess.bucket_sort import group_by_key
 from tests.neutral import contents, pieces, write
 
@@ -40,7 +40,7 @@ def edges_of(artifact):
 
 @pytest.mark.parametrize("buffer", [1, 7, 1 << 22])
 def test_the_command_keeps_them_whatever_the_buffer(tmp_path, monkeypatch, buffer):
-    monkeypatch.setattr(blocks, "BUFFER", buffer)
+    monkeypatch.setattr(edge_rows, "BUFFER", buffer)
     given = {**pieces(), **beside()}
     source = write(tmp_path / "in", given)
     assert main(["preprocess", str(source), str(tmp_path / "out"), *SMALL]) == 0

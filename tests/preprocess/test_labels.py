@@ -13,7 +13,7 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read import from_arrays, read_data
+from hongtu.preprocess.read.open import from_arrays, read_data
 from tests import problems
 from tests.neutral import pieces, write
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hongtu.cli.main import main
-from hongtu.preprocess import blocks
+from hongtu.preprocess import edge_rows
 from tests.neutral import pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,11 +80,11 @@ def test_a_limit_holds(flags, graph, tmp_path, capsys):
 
 
 def test_blocks_of_rows_are_no_larger_than_a_limit(monkeypatch):
-    monkeypatch.setattr(blocks, "available_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(edge_rows, "available_bytes", lambda: 64 << 30)
     large = 1 << 36
-    assert blocks.block_rows(large, 4) * 16 == 8 << 30  # an eighth of what there is
-    assert blocks.block_rows(large, 4, 4 << 30) * 16 == 512 << 20
-    assert blocks.block_rows(large, 4, 0) == blocks.BUFFER // 4
+    assert edge_rows.block_rows(large, 4) * 16 == 8 << 30  # an eighth of what there is
+    assert edge_rows.block_rows(large, 4, 4 << 30) * 16 == 512 << 20
+    assert edge_rows.block_rows(large, 4, 0) == edge_rows.BUFFER // 4
 
 
 def test_too_little_memory_is_told(tmp_path, monkeypatch, capsys):

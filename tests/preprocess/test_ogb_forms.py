@@ -16,8 +16,9 @@ from experiments.papers_form import write_papers
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.preprocess import pipeline
-from hongtu.preprocess.read import Reading, read_input
 from hongtu.preprocess.read.formats import zipped
+from hongtu.preprocess.read.open import read_input
+from hongtu.preprocess.read.size import Reading
 from tests.neutral import contents, pieces, write
 
 STEMS = {"train": "train", "val": "valid", "test": "test"}

@@ -13,8 +13,7 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read import read_input
-from hongtu.preprocess.read.open import read_data
+from hongtu.preprocess.read.open import read_data, read_input
 
 COUNTS = {"author": 7, "field_of_study": 3, "institution": 2, "paper": 9}
 RELATIONS = [

@@ -12,9 +12,10 @@ from hongtu.preprocess.partition import (
     choose_partitioner,
     partition_statistics,
     partition_vertices,
+    symmetric_neighbours,
+    vertex_weights,
 )
 from hongtu.preprocess.partition.streaming import SLACK
-from hongtu.preprocess.partition.weighted import symmetric_neighbours, vertex_weights
 from hongtu.preprocess.parts import kaminpar_installed
 
 

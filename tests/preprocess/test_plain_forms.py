@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hongtu.graph import locality, neighbour_sets
-from hongtu.preprocess import bucket_sort, clean, csc, graph_models, reorganize, undirected
+from hongtu.graph import neighbour_sets
+from hongtu.preprocess import bucket_sort, csc, graph_models, reorganize
 from hongtu.preprocess import partition as partitions_
 from hongtu.preprocess.order import clusters, count
 from hongtu.preprocess.partition import streaming
@@ -49,11 +49,11 @@ def test_edges_are_sorted_and_read_the_other_way(graph):
 
 def test_neighbours_without_direction(graph):
     start, source = graph
-    both = (start, source, *undirected.transpose(start, source), bounds_of(len(start) - 1))
+    both = (start, source, *bucket_sort.transpose(start, source), bounds_of(len(start) - 1))
     found, count = np.zeros(len(start), np.int64), np.zeros(len(start) - 1, np.int64)
-    count = assert_each_same(undirected._merge, 3, *both, found, np.empty(0, np.int32), count)
+    count = assert_each_same(bucket_sort._merge, 3, *both, found, np.empty(0, np.int32), count)
     np.cumsum(count, out=found[1:])
-    assert_each_same(undirected._merge, 3, *both, found, np.zeros(found[-1], np.int32), count)
+    assert_each_same(bucket_sort._merge, 3, *both, found, np.zeros(found[-1], np.int32), count)
 
 
 @pytest.mark.parametrize("origin", [False, True])
@@ -63,7 +63,7 @@ def test_lists_are_coalesced(graph, origin):
     first = np.zeros(len(source), bool)
     v = len(start) - 1
     bounds, kept = bounds_of(v), np.zeros(v, np.int64)
-    assert_each_same(clean._sort, 3, bounds, start, source, beside, first, kept)
+    assert_each_same(csc._sort, 3, bounds, start, source, beside, first, kept)
 
 
 def test_edges_are_counted(graph):
@@ -132,11 +132,13 @@ def test_clusters_and_streams(graph):
     mask, own = np.arange(v) % 2 == 0, (np.arange(v) % 2).astype(np.uint8)
     load = np.stack([np.bincount(own, w, minlength=2) for w in (np.ones(v), np.diff(start) + 1, mask)], axis=1)
     share = np.maximum(load.sum(axis=0), 1) / 2
-    back = undirected.transpose(start, source)
+    back = bucket_sort.transpose(start, source)
     assert_same(streaming._stream, start, source, *back, mask, own, load.astype(float), share)
     assert_same(graph_models._spread, np.arange(v), np.full(v, v))
 
 
 def test_gaps(graph):
     start, source = graph
-    assert_same(locality._count_gaps, source, np.full(len(start) - 1, -1, np.int64), np.zeros(len(source), np.int64))
+    assert_same(
+        neighbour_sets._count_gaps, source, np.full(len(start) - 1, -1, np.int64), np.zeros(len(source), np.int64)
+    )

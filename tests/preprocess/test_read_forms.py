@@ -11,7 +11,8 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read import from_arrays, read_directory
+from hongtu.preprocess.read.directory import read_directory
+from hongtu.preprocess.read.open import from_arrays
 from tests.neutral import pieces, write
 
 SMALL = ["--partitions", "2", "--chunks", "3"]

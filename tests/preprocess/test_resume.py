@@ -19,7 +19,7 @@ from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.graph.format import MANIFEST
 from hongtu.preprocess import pipeline
-from hongtu.preprocess.workspace import Workspace
+from hongtu.preprocess.workspace.directory import Workspace
 from tests.faults.signals import tracing
 from tests.neutral import contents, pieces, write
 
@@ -91,7 +91,7 @@ def test_every_signal_leaves_what_is_finished(number, code, words, source, tmp_p
 
 
 def test_an_interrupt_before_anything_is_finished_leaves_nothing(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("hongtu.preprocess.read.read_input", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("hongtu.preprocess.entry.read_input", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert preprocess(source, tmp_path / "out") == 130
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -230,7 +230,7 @@ def test_text_is_not_read_again(tmp_path, monkeypatch):
         for _ in interrupt(monkeypatch, at, KeyboardInterrupt):
             assert preprocess(file, tmp_path / "out", *arguments) == 130
         with monkeypatch.context() as patched:
-            patched.setattr("hongtu.preprocess.read.read_input", None)
+            patched.setattr("hongtu.preprocess.entry.read_input", None)
             assert preprocess(file, tmp_path / "out", *arguments, "--resume") == 0
         assert contents(tmp_path / "out") == contents(tmp_path / "whole")
         shutil.rmtree(tmp_path / "out")

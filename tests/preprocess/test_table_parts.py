@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read import read_data, read_input
+from hongtu.preprocess.read.open import read_data, read_input
 from tests.preprocess.test_text import read
 
 GIVEN = {"features": "degree", "labels": "random:2", "random_split": (0.5, 0.2, 0.3), "partitions": 1, "chunks": 1}

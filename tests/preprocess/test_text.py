@@ -13,8 +13,8 @@ import hongtu
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.preprocess.read import read_input
 from hongtu.preprocess.read.formats import text_lines
+from hongtu.preprocess.read.open import read_input
 
 RING = "a,b\nb,c\nc,a\n"
 NAMED = [("a", "b"), ("b", "c"), ("c", "a")]

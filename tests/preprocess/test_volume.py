@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hongtu.preprocess.volume import Volume, count_volume
+from hongtu.preprocess.reorganize import Volume, count_volume
 
 
 def brute_force(sets, owner, schedule):

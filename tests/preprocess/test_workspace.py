@@ -10,7 +10,7 @@ import pytest
 
 from hongtu.cli.main import main
 from hongtu.graph.format import MANIFEST
-from hongtu.preprocess.workspace import Workspace
+from hongtu.preprocess.workspace.directory import Workspace
 from tests.neutral import contents, pieces, write
 
 SMALL = ["--partitions", "2", "--chunks", "3"]

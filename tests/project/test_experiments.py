@@ -30,7 +30,7 @@ from experiments import (
     sampled_accuracy,
     sampling,
 )
-from hongtu.bench.profile import measure
+from hongtu.bench import profile as measure
 from hongtu.cli.main import main as hongtu_main
 from hongtu.hardware import A100X4, load_hardware
 

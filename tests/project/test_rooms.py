@@ -49,10 +49,8 @@ OURS = {"preprocess", "cuda_ext", "tests", "experiments"}  # folders, never impo
 # the stages of preprocessing are siblings: only these put them together
 COMPOSERS = {"", "entry", "pipeline", "generate"}
 SHARED = {
-    "blocks",
     "bucket_sort",
     "parts",
-    "undirected",
 }  # what several stages use, no stage itself
 
 

@@ -23,7 +23,6 @@ RETIRED = {
             "expression",
             "in_place",
             "networkx_graph",
-            "dgl_graph",
             "typed_trace",
             "typed_cut",
             "typed_values",

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hongtu.bench.records import read
+from hongtu.bench.records import host_bytes, read
 from hongtu.bench.report import pictures
-from hongtu.bench.report.text import host_bytes
 from hongtu.errors import InputError
 from hongtu.files import read_json
 from hongtu.plan.plot import require_matplotlib

@@ -17,16 +17,28 @@ from hongtu.nn.sparse_input import applied
 
 
 class Attention(Convolution):
-    """Base of a layer with ``heads`` (H), ``out_channels`` (K), ``concat`` and ``attention_dropout``."""
+    """Base of a layer with ``heads`` (H), ``out_channels`` (K), ``concat`` and ``attention_dropout``; with a map
+    ``lin_edge`` of edge features where it has an ``edge_dim``; with a ``residual``
+    its ``s`` ends in W_res h."""
 
     heads: int
     out_channels: int
     concat: bool
     attention_dropout: Dropout
+    edge_dim: int | None
+    residual: bool
+    lin_edge: torch.nn.Module
 
     @property
     def maps_input(self) -> bool:
         return self.built_in and all(is_plain(x) for x in self.children() if isinstance(x, torch.nn.Linear))
+
+    @property
+    def bare_products(self) -> tuple[torch.nn.Module, ...]:
+        return () if self.edge_dim is None else (self.lin_edge,)
+
+    def update(self, a: Tensor, s: Skip) -> Tensor:
+        return self.finish(a + s[-1] if self.residual else a, self.bias)
 
     def attend(self, block: Block, z: Tensor, logits_EH: Tensor) -> Tensor:
         """z [S, >= H K] -> [D, H K], or [D, K] where heads are not concatenated."""
@@ -107,10 +119,6 @@ class TransformerConv(Attention):
         z = torch.cat([applied(self.lin_value, h), applied(self.lin_key, h)], dim=1)
         query = applied(self.lin_query, h)
         return z, (query, applied(self.lin_skip, h)) if self.root_weight else query
-
-    @property
-    def bare_products(self) -> tuple[torch.nn.Module, ...]:
-        return () if self.edge_dim is None else (self.lin_edge,)
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         width = self.heads * self.out_channels

@@ -152,18 +152,10 @@ class GATConv(Attention):
         own_logits_DH = leaky_relu(own_logits_DH, self.negative_slope)
         return self.attend_with_loops(block, z, logits_EH, own_DF, own_logits_DH)
 
-    @property
-    def bare_products(self) -> tuple[torch.nn.Module, ...]:
-        return () if self.edge_dim is None else (self.lin_edge,)
-
     def _edge_weight(self) -> Tensor:
         """[P, H]: logits are linear in the P edge features, so that no [E, H K] tensor is needed."""
         weight_HKP = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         return (weight_HKP * self.att_edge.squeeze(0).unsqueeze(2)).sum(1).t()
-
-    def update(self, a: Tensor, s: Skip) -> Tensor:
-        h = a + s[-1] if self.residual else a
-        return self.finish(h, self.bias)
 
 
 class GATv2Conv(Attention):
@@ -231,10 +223,6 @@ class GATv2Conv(Attention):
         own = (z,) if self.add_self_loops else ()
         return z, (query, *own, *((applied(self.res, h),) if self.residual else ()))
 
-    @property
-    def bare_products(self) -> tuple[torch.nn.Module, ...]:
-        return () if self.edge_dim is None else (self.lin_edge,)
-
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         query = s[0]
         if self.edge_dim is None:
@@ -255,7 +243,3 @@ class GATv2Conv(Attention):
         """[N, H K] -> [N, H]"""
         sum_NHK = leaky_relu(sum_NF, self.negative_slope).view(-1, self.heads, self.out_channels)
         return (sum_NHK * self.att).sum(2)
-
-    def update(self, a: Tensor, s: Skip) -> Tensor:
-        h = a + s[-1] if self.residual else a
-        return self.finish(h, self.bias)

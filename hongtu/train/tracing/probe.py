@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -206,7 +207,8 @@ class _Probe:
         device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
         with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
             program = small.program
-            scored = _Unscored() if isinstance(self.loss, EdgeLoss) else self.loss
+            takes_nothing = SimpleNamespace(backward=lambda *given: 0.0)  # a loss over edges, on a device
+            scored = takes_nothing if isinstance(self.loss, EdgeLoss) else self.loss
             means = Means(
                 networks=[twin], host=host, devices=[device], loss=scored,
                 num_graph_edges=topology.num_edges, num_graph_vertices=self.vertices,
@@ -264,13 +266,6 @@ class _Cleared(CpuDevice):
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
-
-
-class _Unscored:
-    """A loss over edges takes nothing on a device."""
-
-    def backward(self, *given: object) -> float:
-        return 0.0
 
 
 class _Zeros(HostStore):

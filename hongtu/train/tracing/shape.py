@@ -4,7 +4,7 @@ and bytes beside vertex rows."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from hongtu.nn.convolution import LazyLayer
 from hongtu.nn.dropout import key_bytes
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
-from hongtu.plan.passes.shapes import EdgeData, LayerShape, NetworkShape, Products, StageWork, Sweeps
+from hongtu.plan.passes.shapes import EdgeData, NetworkShape, Products, StageWork, Sweeps
 from hongtu.train.tracing.guards import digest_of, remembered, treats_rows_alone
 from hongtu.train.tracing.mixing import refuse_mixing
 from hongtu.train.tracing.operations import Function, stage_sweeps
@@ -71,7 +71,8 @@ def network_shape(
     layers, stepped = traced.layers, step_model(optimizer)
     copies = clips or stepped.changes
     gradients = 1 + copies if loss.trains else 0
-    model_bytes = _model_bytes(network.modules, gradients) + stepped.state + _statistics_bytes(layers)
+    statistics = sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
+    model_bytes = _model_bytes(network.modules, gradients) + stepped.state + statistics
     rows = artifact.sparse_features
     maps_input = rows is not None and network.maps_input
     share = artifact.whole.sparse_features.share if maps_input else 1.0  # the same on every rank
@@ -219,11 +220,6 @@ def _model_bytes(model: nn.Module, gradients: int) -> int:
     """Bytes of parameters, their gradients and copies of these, and buffers, and of what dropout reads of the epoch."""
     parameters = sum(p.nbytes * (1 + gradients * p.requires_grad) for p in model.parameters())
     return parameters + sum(b.nbytes for b in model.buffers()) + key_bytes(model)
-
-
-def _statistics_bytes(layers: Iterable[LayerShape]) -> int:
-    """Bytes of the normalisations' statistics on a device."""
-    return sum(WholeGraphNorm.BYTES_PER_COLUMN * layer.z for layer in layers if layer.norm)
 
 
 class _End(Layer):

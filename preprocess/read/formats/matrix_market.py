@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.delimiters import WHITE_SPACE
 from hongtu.preprocess.read.formats.text import edge_blocks
 from hongtu.preprocess.read.formats.text_layout import Columns
-from hongtu.preprocess.read.formats.text_lines import read_head
+from hongtu.preprocess.read.formats.text_lines import WHITE_SPACE, read_head
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 

@@ -17,8 +17,7 @@ from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.data_pickle import Made, load_arrays
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
-from hongtu.preprocess.read.source import array_blocks
-from hongtu.preprocess.read.sparse import check_compressed
+from hongtu.preprocess.read.source import array_blocks, check_compressed
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 VALIDATION = 500  # vertices after the training ones

@@ -12,8 +12,7 @@ import numpy as np
 from hongtu.errors import InputError, note
 from hongtu.graph.given import as_array
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, find_masks
-from hongtu.preprocess.read.source import array_blocks
-from hongtu.preprocess.read.sparse import DENSE, to_csr, to_edges
+from hongtu.preprocess.read.source import DENSE, array_blocks, to_csr, to_edges
 
 FIELDS = {"features": "x", "labels": "y"}
 EDGE_FIELDS = {"edge_features": "edge_attr", "edge_type": "edge_type"}
@@ -51,7 +50,7 @@ def from_data(data: Any, name: str = "data") -> RawGraph:
     Raises:
         InputError: when there is no edge list, or a field is no array.
     """
-    edges, vertices, masks = edges_of(data, name), _num_vertices(data, name), masks_of(data, name)
+    edges, vertices, (masks, names) = edges_of(data, name), _num_vertices(data, name), masks_of(data, name)
     return RawGraph(
         title=name,
         blocks=array_blocks(edges.title, edges.source, edges.destination, edges.weight),
@@ -59,8 +58,8 @@ def from_data(data: Any, name: str = "data") -> RawGraph:
         edge_features=edges.features,
         edge_type=_field(data, name, "edge_type"),
         edge_forms=edges.forms,
-        names={piece: title_of(data, name, key) for piece, key in (FIELDS | EDGE_FIELDS).items()} | masks.names,
-        masks=masks.masks,
+        names={piece: title_of(data, name, key) for piece, key in (FIELDS | EDGE_FIELDS).items()} | names,
+        masks=masks,
         **vertex_fields(data, name),
     )
 
@@ -131,19 +130,13 @@ def vertex_fields(data: Any, name: str) -> dict[str, Any]:
     }
 
 
-class Masks(NamedTuple):
-    """Masks by split, None where there are none, and what messages call them."""
-
-    masks: dict[str, np.ndarray] | None
-    names: dict[str, str]
-
-
-def masks_of(data: Any, name: str) -> Masks:
-    """``train_mask``, ``val_mask`` (or ``valid_mask``) and ``test_mask``, bool [V] or of several splits [S, V]."""
+def masks_of(data: Any, name: str) -> tuple[dict[str, np.ndarray] | None, dict[str, str]]:
+    """``train_mask``, ``val_mask`` (or ``valid_mask``) and ``test_mask``, bool [V] or of several splits [S, V], by
+    split, None where there are none; and what messages call them."""
     found = find_masks(lambda key: _field(data, name, key), lambda key: title_of(data, name, key))
     masks = {split: mask.T if mask.ndim == 2 else mask for split, (_, mask) in found.items()}
     keys = {split: f"{split}_mask" for split in SPLITS} | {split: key for split, (key, _) in found.items()}
-    return Masks(masks or None, {split: title_of(data, name, key) for split, key in keys.items()})
+    return masks or None, {split: title_of(data, name, key) for split, key in keys.items()}
 
 
 def title_of(data: Any, name: str, key: str) -> str:

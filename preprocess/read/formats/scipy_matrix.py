@@ -11,8 +11,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import FREE, PER_ROW, check_archive, check_held
-from hongtu.preprocess.read.source import array_blocks
-from hongtu.preprocess.read.sparse import check_compressed, to_edges
+from hongtu.preprocess.read.source import array_blocks, check_compressed, to_edges
 
 ENDINGS = (".npz",)
 

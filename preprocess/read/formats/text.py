@@ -1,4 +1,7 @@
-"""Edge lists as text: .txt, .csv, .tsv and .edges, plain or gzip, one edge per line."""
+"""Edge lists as text: .txt, .csv, .tsv and .edges, plain or gzip, one edge per line.
+
+Legend: L edge lines of a block; a span is a pair of offsets (start, end) in the block.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,26 @@ from pathlib import Path
 
 import numpy as np
 
+from hongtu.compiled import compiled
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats import text_kernels
-from hongtu.preprocess.read.formats.delimiters import DECIMALS, DELIMITERS, NUMBER, is_number, split_line, unquote
 from hongtu.preprocess.read.formats.text_layout import Columns, find_columns
-from hongtu.preprocess.read.formats.text_lines import read_lines
+from hongtu.preprocess.read.formats.text_lines import (
+    DECIMALS,
+    DELIMITERS,
+    NUMBER,
+    is_number,
+    read_lines,
+    split_line,
+    unquote,
+)
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
 COMMENT = (b"#", b"%", b"//")
 WIDTH = 32  # characters that a number may have
+NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT, UNDERSCORE = 10, 32, 9, 13, 34, 35, 37, 95
+COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
 
 
 def open_text(path: Path, names: tuple[str, ...] | None) -> RawGraph:
@@ -52,9 +64,7 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
     others, most = -1, -1  # of the edges after it: how many, the largest vertex
     for data, first in read_lines(path, columns.passed):
         text = np.frombuffer(unquote(data, columns.delimiter), dtype=np.uint8)
-        spans, lines, passed, bad, kind, found = text_kernels.split(
-            text, columns.delimiter, wanted, columns.width, columns.comments
-        )
+        spans, lines, passed, bad, kind, found = split(text, columns.delimiter, wanted, columns.width, columns.comments)
         if bad >= 0:
             line = text.tobytes().split(b"\n", bad + 1)[bad]
             names = not as_text and not all(map(NUMBER.fullmatch, split_line(line, columns.delimiter)[:2]))
@@ -89,9 +99,9 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
 
 
 def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
-    if kind == text_kernels.QUOTED:
+    if kind == QUOTED:
         return "a quoted field that holds a delimiter or a quote; write it without, or as Parquet"
-    if kind == text_kernels.EMPTY:
+    if kind == EMPTY:
         return f"column {found + 1} is empty, expected a value; mend the line"
     if columns.width < 0:
         return f"{found} columns, expected at least {1 + max(columns[:3])}; mend the line"
@@ -141,7 +151,7 @@ def _numbers(
     text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str], what: str
 ) -> np.ndarray:
     """The spans as numbers: int64 ids, or float64 weights."""
-    fields, bad = text_kernels.to_fields(text, start, end, WIDTH)
+    fields, bad = to_fields(text, start, end, WIDTH)
     values, kind = fields.view(f"S{WIDTH}").ravel(), np.int64 if what == "id" else np.float64
     if bad < 0:
         try:
@@ -173,3 +183,96 @@ def _first_bad(values: np.ndarray, kind: type) -> int:
         except (ValueError, OverflowError):
             hi = middle
     return lo
+
+
+@compiled(plain=True)
+def split(text, delimiter, wanted, count, comments):
+    """Spans of three columns of every edge line; stops at the first line that is wrong.
+
+    Args:
+        text: uint8, whole lines, each ending with a newline.
+        delimiter: byte between columns, or 0 for white space.
+        wanted: int64 [3], positions of the columns; -1 for one that is not wanted.
+        count: columns that a line must have, or -1 for any number.
+        comments: pass over lines that start with # or %.
+
+    Returns:
+        spans int32 [3, 2, L], lines int32 [L] (counted from 0), how many comments there were, and the fault: its line
+        (-1 for none), kind, and the columns of that line.
+    """
+    room = 0
+    for at in range(len(text)):
+        room += text[at] == NEWLINE
+    spans = np.zeros((3, 2, room), dtype=np.int32)
+    lines = np.empty(room, dtype=np.int32)
+    edges, line, at, passed = 0, 0, 0, 0
+    while at < len(text):
+        while text[at] == SPACE or text[at] == RETURN or (text[at] == TAB and delimiter != TAB):
+            at += 1
+        comment = comments and (text[at] == HASH or text[at] == PERCENT)
+        if comment or text[at] == NEWLINE:
+            passed += comment
+            while text[at] != NEWLINE:
+                at += 1
+            at += 1
+            line += 1
+            continue
+        column = 0
+        while True:  # one field a round
+            start = at
+            while text[at] != NEWLINE and not _separates(text[at], delimiter):
+                if text[at] == QUOTE:
+                    return spans, lines, passed, line, QUOTED, column
+                at += 1
+            end = at
+            while end > start and (
+                text[end - 1] == SPACE or text[end - 1] == RETURN or (text[end - 1] == TAB and delimiter != TAB)
+            ):
+                end -= 1
+            while start < end and (text[start] == SPACE or (text[start] == TAB and delimiter != TAB)):
+                start += 1
+            for k in range(3):
+                if wanted[k] == column:
+                    if start == end:
+                        return spans, lines, passed, line, EMPTY, column
+                    spans[k, 0, edges] = start
+                    spans[k, 1, edges] = end
+            column += 1
+            if delimiter == 0:
+                while text[at] != NEWLINE and _separates(text[at], delimiter):
+                    at += 1
+                if text[at] == NEWLINE:
+                    break
+            elif text[at] == NEWLINE:
+                break
+            else:
+                at += 1
+        if (count >= 0 and column != count) or column <= max(wanted[0], wanted[1], wanted[2]):
+            return spans, lines, passed, line, COLUMNS, column
+        lines[edges] = line
+        edges += 1
+        at += 1
+        line += 1
+    return spans[:, :, :edges], lines[:edges], passed, -1, 0, 0
+
+
+@compiled(inline="always")
+def _separates(byte, delimiter):
+    if delimiter == 0:
+        return byte in (SPACE, TAB, RETURN)
+    return byte == delimiter
+
+
+@compiled(plain=True)
+def to_fields(text, start, end, width):
+    """uint8 [L, width], each span padded with zeros, and the first that is wider (-1 for none), or holds what Python
+    takes in a number and no file means by one."""
+    fields = np.zeros((len(start), width), dtype=np.uint8)
+    for k in range(len(start)):
+        if end[k] - start[k] > width:
+            return fields, k
+        for at in range(start[k], end[k]):
+            if text[at] == UNDERSCORE or text[at] == 0:
+                return fields, k
+            fields[k, at - start[k]] = text[at]
+    return fields, -1

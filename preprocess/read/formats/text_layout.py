@@ -18,9 +18,16 @@ from hongtu.preprocess.read.formats.column_names import (
     say_third,
     say_unread,
 )
-from hongtu.preprocess.read.formats.delimiters import NUMBER, find_delimiter, is_number, split_line
-from hongtu.preprocess.read.formats.other_lines import refuse_other
-from hongtu.preprocess.read.formats.text_lines import is_comment, read_head, read_lines
+from hongtu.preprocess.read.formats.text_lines import (
+    NUMBER,
+    find_delimiter,
+    is_comment,
+    is_number,
+    read_head,
+    read_lines,
+    refuse_other,
+    split_line,
+)
 
 ALIKE = 0.05  # of the other lines may look like a first line of names
 SAMPLED = 20  # lines by which the delimiter is found

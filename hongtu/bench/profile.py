@@ -1,10 +1,18 @@
-"""Measures this machine for a hardware profile: each rate alone, by one micro-benchmark."""
+"""Measures this machine for a hardware profile: each rate alone, by one micro-benchmark; and the least time that a
+model's epoch can take on it (Williams, Waterman and Patterson's roofline, 2009).
+
+Every kernel is bound by its bytes or by its operations: a dense product reads and writes its rows in order, an
+aggregate finds a row for every edge, forward and again for the gradient. What no exact system can leave out is counted:
+everything stays in memory, nothing runs twice, the sum of the input's neighbours is known.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from dataclasses import dataclass
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from time import perf_counter
@@ -12,25 +20,36 @@ from time import perf_counter
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import embedding_bag
 
-from hongtu.bench.profile.disk import disk_rate
 from hongtu.config import PreprocessConfig
+from hongtu.engine.stores import DiskStore
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import CPU, Hardware
+from hongtu.host import check_disk, in_large_pages
 from hongtu.kernels.dense import substitutes
 from hongtu.kernels.rows import copy_rows
 from hongtu.model.named import build_layers
-from hongtu.plan.cost.work import Work, partition_work
+from hongtu.plan.cost.work import Extent, Work, missed_share, partition_work, pass_work
+from hongtu.plan.execution import ExecutionPlan
+from hongtu.plan.passes.definition import Pass
 from hongtu.preprocess.entry import preprocess_directory
 from hongtu.preprocess.generate import generate
 from hongtu.train.trainer import Trainer
 
 REPEATS = 7
 ROWS, MOVED, COLUMNS = 2**18, 2**16, 128  # 128 MiB of rows of 512 bytes, more than a cache holds, and those that move
+FAR_ROWS = 2**19  # 256 MiB: more than a cache holds
+NEAR_ROWS = 2**9  # 256 KiB: what a core keeps beside it
+FOUND = 2**18  # rows found by one call
+BAG = 64  # of them summed to one
 NUMBERS = 2**24  # 64 MiB
 PRODUCT = 2**13, 256  # rows and columns of a product that operations bound
 VERTICES, EDGES, CHUNKS, FEATURES, CLASSES = 2000, 8000, 64, 8, 4  # of a graph whose chunks hold next to nothing
 OPERATIONS = 16  # more of a stage
+BLOCK = 8 << 20  # bytes that are written or read at a time, as rows of a chunk are
+BLOCKS = 128
+SECONDS = 5.0  # that writing, and then reading, may take
 
 
 def measure_cpu(name: str, directory: Path) -> Hardware:
@@ -124,3 +143,89 @@ def _cache_bytes() -> int | None:
     """Half of the largest cache: others use it, too."""
     found = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in found if size.endswith("K")), default=0) // 2 or CPU.cache
+
+
+def disk_rate(directory: Path) -> float:
+    """Bytes per second of rows that go to a file and come from it again, for some seconds at most.
+
+    Raises:
+        InputError, OutputError: no file of so many bytes can be made there.
+    """
+    check_disk(directory, BLOCK * BLOCKS)
+    data = in_large_pages(BLOCK)
+    data[:] = np.frombuffer(np.random.default_rng(0).bytes(BLOCK), np.uint8)  # a disk may compress zeros
+    store, moved = DiskStore(str(directory), BLOCK * BLOCKS, ends=1), 0
+    start = perf_counter()
+    while moved < BLOCKS and (not moved or perf_counter() - start < SECONDS):
+        store.write(moved * BLOCK, data)
+        moved += 1
+    written, done = (perf_counter() - start) / moved, 0
+    start = perf_counter()
+    while done < moved and (not done or perf_counter() - start < SECONDS):
+        store.read_within(done * BLOCK, BLOCK, data)
+        done += 1
+    read = (perf_counter() - start) / done
+    store.close()
+    return 2 * BLOCK / (written + read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What this machine does at most.
+
+    Attributes:
+        stream: bytes per second of rows read and written in order.
+        far_rows, near_rows: bytes per second of rows found by an index, in memory and in a cache.
+        products: float32 operations per second of torch's dense products.
+    """
+
+    stream: float
+    far_rows: float
+    near_rows: float
+    products: float
+
+
+@cache
+def measured_rates(device: str = "cpu") -> Rates:
+    """The rates of a torch device, each measured alone, once in a process; about a second."""
+    far = torch.ones(FAR_ROWS, COLUMNS, device=device)
+    return Rates(
+        stream=memory_rate(device),
+        far_rows=_found_rate(far),
+        near_rows=_found_rate(far[:NEAR_ROWS].clone()),
+        products=product_rate(device),
+    )
+
+
+def least_seconds(plan: ExecutionPlan, rates: Rates, cache_bytes: int | None) -> float:
+    """Seconds of an epoch that a model's kernels need at least, one after the other on one device.
+
+    Args:
+        plan: of the model in memory.
+        cache_bytes: of rows that the device finds in its cache; None: it finds none.
+    """
+    return sum(_least_of_pass(plan, p, rates, cache_bytes) for p in plan.passes.train)
+
+
+def _least_of_pass(plan: ExecutionPlan, p: Pass, rates: Rates, cache_bytes: int | None) -> float:
+    item, view, width, wanted = plan.shape.itemsize, plan.view(p), plan.passes.width, plan.passes.wanted
+    edges = int(view.chunk_edges.sum())
+    extent = Extent(int(view.num_dst.sum()), edges, int(view.num_sources.sum()))
+    work = pass_work(plan, p, extent)
+    products = max(work.product_bytes / rates.stream, work.flops / rates.products)
+    row = item * sum(  # what depends on nothing that is trained is the same in every epoch
+        width[name] for name in (p.exchange, p.flush) if name is not None and (name == p.flush or name in wanted)
+    )
+    if not row:
+        return products
+    far = 1.0 if cache_bytes is None else missed_share(view, extent.sources, edges, cache_bytes / row)
+    return products + edges * row * (far / rates.far_rows + (1 - far) / rates.near_rows)
+
+
+def _found_rate(rows: torch.Tensor) -> float:
+    """Bytes per second of a table's rows, summed in bags: next to nothing is written."""
+    generator = torch.Generator(rows.device).manual_seed(0)
+    index = torch.randint(len(rows), (FOUND // BAG, BAG), generator=generator, device=rows.device)
+    return (
+        index.numel() * rows[0].nbytes / best_seconds(partial(embedding_bag, index, rows, mode="sum"), str(rows.device))
+    )

@@ -1,1 +1,0 @@
-"""Measures this machine for a hardware profile."""
