@@ -91,6 +91,8 @@ class Rank:
 
 
 def _serve(connection: Connection) -> None:
+    import torch.distributed as dist
+
     from hongtu.ranks import words as pulses
 
     lines: list[Line] = []
@@ -110,6 +112,8 @@ def _serve(connection: Connection) -> None:
                 look = partial(Training.look, None, place)  # type: ignore[arg-type]
                 sent = Sent(lines[drawn.line], drawn.times, list(drawn.numbers), drawn.gap, look, drawn.to)
             code, said = run(words, sent)
+            if dist.is_initialized():  # a process's end closes what the other may be waiting at
+                dist.destroy_process_group()
             connection.send(Told(code, said) if sent is None else Told(code, said, sent.at, sent.heard))
 
 
