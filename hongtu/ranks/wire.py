@@ -121,8 +121,9 @@ def decode(message: bytes | bytearray | memoryview, who: str) -> Any:
         if end > len(message):
             raise ValueError(f"a text of {end - 8} bytes in {len(message)}")
         return _Reader(message[_aligned(end) :]).value(json.loads(bytes(message[8:end])))
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise InputError(f"{who} sent what is no message of hongtu ({error}); {REMEDY}") from None
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{who} sent what is no message of hongtu ({reason}); {REMEDY}") from None
 
 
 def _plain(value: Any, tensors: list[np.ndarray]) -> Any:

@@ -97,6 +97,8 @@ STRANGE = {
     "a shape that is none": message({"array": ["float64", 3]}), "pairs that are none": message({"dict": [[1]]}),
     "a key that is none": message({"dict": [[{"dict": []}, 1]]}), "bytes that are none": message({"bytes": "*"}),
     "a complex of text": message({"complex": ["one", 2]}), "metadata": message({"state_dict": [1]}),
+    "a number that is none": message({"complex": [10**400, 0]}),
+    "a size beyond all numbers": message({"tensor": ["float32", [0, 10**30]]}),
 }  # fmt: skip
 
 
