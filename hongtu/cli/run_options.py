@@ -24,7 +24,7 @@ def check_run(directory: Path, config: TrainConfig) -> bool:
     """
     from hongtu.files import LOCK, PARTIAL
 
-    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    there = next(path for path in (directory, *directory.absolute().parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: {there} is not a writable directory; choose another --run directory")
     own = LOCK, f".{OPTIONS}{PARTIAL}"
