@@ -92,6 +92,7 @@ class Rank:
 
 def _serve(connection: Connection) -> None:
     import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
 
     from hongtu.ranks import words as pulses
 
@@ -101,7 +102,7 @@ def _serve(connection: Connection) -> None:
         while True:
             words, environment, place, drawn = connection.recv()
             os.environ.update(environment)
-            pulses._own = None  # each run is a process's first
+            pulses._own, c10d._world.group_count = None, 0  # each run is a process's first
             if drawn == "count":
                 counts = lines_of(partial(run, words))
                 lines = list(counts)

@@ -32,7 +32,7 @@ from hongtu.ranks.launch import joined
 def train(path, dependencies, device, dtype):
     artifact = hongtu.open_artifact(path)
     layers = [GCNConv(artifact.feature_width, 8), torch.nn.ReLU(), GCNConv(8, artifact.num_classes)]
-    limits = {"device": device, "device_memory": "16MiB", "dtype": getattr(torch, dtype)}
+    limits = {"device": device, "device_memory": "64MiB", "dtype": getattr(torch, dtype)}
     trainer = hongtu.Trainer(artifact, layers, dependencies=dependencies, **limits)
     trainer.train_epoch(), trainer.evaluate()
     if artifact.features is None:  # learned: a snapshot has everybody's rows

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import pickle
 import struct
+import weakref
 from collections import OrderedDict
 
 import numpy as np
@@ -71,6 +73,23 @@ def test_a_state_dict_keeps_the_versions_of_its_modules():
 def test_what_is_no_plain_value_is_not_sent(value):
     with pytest.raises(InputError, match="cannot be sent; expected tensors and plain values"):
         encode({"a": [value]})
+
+
+def test_a_message_goes_when_it_has_been_read():
+    """Not when Python looks for circles of references: it may be as long as all that is learned."""
+
+    class Message(bytearray):
+        pass
+
+    gc.disable()
+    try:
+        message = Message(encode({"rows": torch.ones(1000), "state": OrderedDict(a=(1, 2.0, b"x", 1j, np.ones(3)))}))
+        kept = weakref.ref(message)
+        found = decode(message, "rank 1")
+        del message
+        assert kept() is None and found["rows"].sum() == 1000
+    finally:
+        gc.enable()
 
 
 class Evil:
