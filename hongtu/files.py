@@ -136,8 +136,8 @@ def check_replaceable(path: Path, what: str, mark: str, known: Callable[[Path], 
         InputError: with the remedy.
     """
     if path.is_symlink():
-        there = os.path.realpath(path)  # of one that leads to itself, too
-        raise InputError(f"{path}: is a link, and --force replaces no links; pass {there}, or remove the link")
+        target = os.path.realpath(path)  # of one that leads to itself, too
+        raise InputError(f"{path}: is a link, and --force replaces no links; pass {target}, or remove the link")
     there = {file.name for file in path.iterdir()} if path.is_dir() else set()
     if path.is_dir() and not there:
         return

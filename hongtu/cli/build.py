@@ -9,8 +9,8 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ from hongtu.errors import InputError, nearest, refused_as
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
     from hongtu.train.trainer import Trainer
+
+MOST_PARTS = 50_000  # modules and parameters of what a file asks for
 
 
 def make_layers(config: ModelConfig, artifact: Artifact, classes: int | None = None) -> list[Any]:
@@ -42,8 +44,32 @@ def layers_without_weights(config: ModelConfig, artifact: Artifact, classes: int
     """The same in no memory, by their shapes alone; those of a person's function as it makes them."""
     import torch
 
-    with nullcontext() if _is_code(config) else torch.device("meta"):
+    if _is_code(config):
         return _layers(config, artifact, classes)
+    with torch.device("meta"), _of_few_parts():
+        return _layers(config, artifact, classes)
+
+
+@contextmanager
+def _of_few_parts() -> Iterator[None]:
+    """Inside, modules have no more parts than names and numbers make: one number may ask for any."""
+    from torch.nn.modules import module as torchs
+
+    left = MOST_PARTS
+
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise InputError(f"layers of more than {MOST_PARTS} parts; ask for fewer hops, steps or layers")
+
+    hooks = torchs.register_module_module_registration_hook, torchs.register_module_parameter_registration_hook
+    handles = [hook(count) for hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def weight_bytes(layers: list[Any]) -> int:
