@@ -78,6 +78,20 @@ def lines_of(stream: IO[AnyStr]) -> Iterator[AnyStr]:
     return iter(lambda: stream.readline(LONGEST_TEXT), stream.read(0))
 
 
+def check_file(file: Path, *, linked: bool) -> None:
+    """Refuse a directory, a pipe, a device or a link to none in the place of a file.
+
+    Args:
+        linked: it may be a link to one, which is read and replaced, but not written through.
+
+    Raises:
+        InputError: naming it.
+    """
+    if not file.is_file() or (file.is_symlink() and not linked):
+        what = "a link, which hongtu does not write through" if file.is_symlink() else "not a file"
+        raise InputError(f"{file}: is {what}; remove it, or choose another directory")
+
+
 def check_stored(file: Path) -> None:
     """Refuse a file of torch's that would unpack to more than it is; torch compresses nothing.
 
@@ -122,7 +136,8 @@ def check_replaceable(path: Path, what: str, mark: str, known: Callable[[Path], 
         InputError: with the remedy.
     """
     if path.is_symlink():
-        raise InputError(f"{path}: is a link, and --force replaces no links; pass {path.resolve()}, or remove the link")
+        target = os.path.realpath(path)  # of one that leads to itself, too
+        raise InputError(f"{path}: is a link, and --force replaces no links; pass {target}, or remove the link")
     there = {file.name for file in path.iterdir()} if path.is_dir() else set()
     if path.is_dir() and not there:
         return

@@ -99,5 +99,23 @@ class EpochRecord:
         return {"epoch": self.epoch, "loss": _json_number(self.loss), "seconds": self.seconds, "metrics": metrics}
 
 
+def summary_of(found: Any) -> dict[str, Any] | None:
+    """What a line of a log says of its epoch, as ``EpochRecord.summary``; None where it is no such line.
+
+    >>> summary_of({"epoch": 1, "loss": 0.5, "rows": {}})
+    {'epoch': 1, 'loss': 0.5, 'seconds': None, 'metrics': None}
+    >>> summary_of({"epoch": 1, "loss": "0.5"})
+    """
+    if not isinstance(found, dict) or type(found.get("epoch")) is not int:
+        return None
+    said = {name: found.get(name) for name in ("epoch", "loss", "seconds", "metrics")}
+    scores = {} if said["metrics"] is None else said["metrics"]
+    if not isinstance(scores, dict):
+        return None
+    numbers = said["loss"], said["seconds"], *scores.values()
+    good = all(x is None or (type(x) in (int, float) and abs(x) < 2**1023) for x in (said["epoch"], *numbers))
+    return said if good else None
+
+
 def _json_number(x: float) -> float | None:
     return x if math.isfinite(x) else None

@@ -9,7 +9,8 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,69 @@ if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
     from hongtu.train.trainer import Trainer
 
+MOST_PARTS = 50_000  # modules and parameters of what a file asks for
+
 
 def make_layers(config: ModelConfig, artifact: Artifact, classes: int | None = None) -> list[Any]:
-    """The layers that the settings describe, for so many classes; None: the artifact's."""
+    """The layers that the settings describe, for so many classes; None: the artifact's.
+
+    Raises:
+        InputError: also where they are more than the host has room for, as somebody else's file may say.
+    """
+    from hongtu.host import check_host
+    from hongtu.model.random_state import kept_random_state
+
+    if not _is_code(config):
+        with kept_random_state():
+            check_host(weight_bytes(layers_without_weights(config, artifact, classes)))
+    return _layers(config, artifact, classes)
+
+
+def layers_without_weights(config: ModelConfig, artifact: Artifact, classes: int | None = None) -> list[Any]:
+    """The same in no memory, by their shapes alone; those of a person's function as it makes them."""
+    import torch
+
+    if _is_code(config):
+        return _layers(config, artifact, classes)
+    with torch.device("meta"), _of_few_parts():
+        return _layers(config, artifact, classes)
+
+
+@contextmanager
+def _of_few_parts() -> Iterator[None]:
+    """Inside, modules have no more parts than names and numbers make: one number may ask for any."""
+    from torch.nn.modules import module as torchs
+
+    left = MOST_PARTS
+
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise InputError(f"layers of more than {MOST_PARTS} parts; ask for fewer hops, steps or layers")
+
+    hooks = torchs.register_module_module_registration_hook, torchs.register_module_parameter_registration_hook
+    handles = [hook(count) for hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def weight_bytes(layers: list[Any]) -> int:
+    """Of parameters and buffers whose shapes are known."""
+    from torch.nn.parameter import is_lazy
+
+    tensors = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
+    return sum(tensor.nbytes for tensor in tensors if not is_lazy(tensor))
+
+
+def _is_code(config: ModelConfig) -> bool:
+    return ":" in config.model and not config.modules
+
+
+def _layers(config: ModelConfig, artifact: Artifact, classes: int | None) -> list[Any]:
     from torch import nn
 
     import hongtu.nn
@@ -36,17 +97,18 @@ def make_layers(config: ModelConfig, artifact: Artifact, classes: int | None = N
         widths = {"features": artifact.feature_width, "classes": classes}
         calls = {text: named_call(text, (hongtu.nn, nn), "modules", widths) for text in config.modules}
         return [_made(f"--modules {text!r}", lambda call: call())(calls[text]) for text in config.modules]
-    if ":" in config.model:
+    if _is_code(config):
         made = own_model(config.model, artifact)
         return list(made) if isinstance(made, list | tuple) else from_pyg(made)
     degrees = hongtu.nn.degree_histogram(artifact.topology) if config.model == "pna" else None
     types = artifact.vertex_type_widths
-    layers = build_layers(
-        config.model, config.hidden if types else artifact.feature_width, config.hidden, classes,
-        config.layers, dropout=config.dropout, heads=config.heads, degrees=degrees,
-        edge_features=artifact.edge_feature_width, edge_types=artifact.num_edge_types,
-    )  # fmt: skip
-    return [hongtu.nn.TypedLinear(types, config.hidden), *layers] if types else layers
+    with refused_as(f"model {config.model}", "expect fewer columns or layers"):
+        layers = build_layers(
+            config.model, config.hidden if types else artifact.feature_width, config.hidden, classes,
+            config.layers, dropout=config.dropout, heads=config.heads, degrees=degrees,
+            edge_features=artifact.edge_feature_width, edge_types=artifact.num_edge_types,
+        )  # fmt: skip
+        return [hongtu.nn.TypedLinear(types, config.hidden), *layers] if types else layers
 
 
 def own_model(name: str, artifact: Artifact, option: str = "--model") -> Any:

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     """Look, measure where asked, and print."""
     if options.measure_links is not None:
         return _measure_links(options)
-    target = None if options.measure is None else Path(options.measure).resolve()
+    target = None if options.measure is None else Path(os.path.realpath(options.measure))
     if target is not None and (target.is_dir() or not target.parent.is_dir()):
         raise InputError(f"--measure {options.measure}: expected a file in a directory that exists")
     if target is None and options.spill is not None:

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hongtu.cli.build import make_layers, make_trainer
-from hongtu.cli.run_options import CODE, OPTIONS, check_trusted, read_options
+from hongtu.cli.build import layers_without_weights, make_trainer
+from hongtu.cli.run_options import OPTIONS, read_options
 from hongtu.cli.train_config import ModelConfig, TrainConfig
+from hongtu.cli.trust import CODE, check_trusted
 from hongtu.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,14 +70,15 @@ def trained_classes(config: ModelConfig, artifact: Artifact, snapshot: Path) -> 
     """How many classes the layers of a snapshot were made for: one that has other labels, or none, does not tell. None:
     as many as the artifact has."""
     from hongtu.model.wiring import as_modules
-    from hongtu.train.snapshot import described_layers, read_snapshot
+    from hongtu.train.snapshot import described_layers, read_from, read_snapshot
 
     state = read_snapshot(snapshot)
-    widths = {width for weight in state["model"].values() for width in weight.shape}
-    for classes in (None, *sorted(widths)):
-        layers = as_modules(make_layers(config, artifact, classes))
-        if described_layers(layers) == state["identity"]["layers"]:
-            return classes
+    with read_from(snapshot):
+        widths = {width for weight in state["model"].values() for width in weight.shape if width}
+        for classes in (None, *sorted(widths)):
+            layers = as_modules(layers_without_weights(config, artifact, classes))
+            if described_layers(layers) == state["identity"].get("layers"):
+                return classes
     return None  # loading says what differs
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_layers, own_model
 from hongtu.cli.embed import MODEL, check_absent, trained_classes
-from hongtu.cli.run_options import OPTIONS, check_trusted, read_options
+from hongtu.cli.run_options import OPTIONS, read_options
 from hongtu.cli.train_config import ModelConfig
+from hongtu.cli.trust import check_trusted
 from hongtu.config import size
 from hongtu.errors import InputError
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, refused_as
 
 PAGE = "report.html"  # where nothing is said
 
@@ -32,6 +32,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--out {options.out}: expected a file in a directory that exists")
     results = collect(options.results)
     title = options.title or f"hongtu: {options.results.resolve().name}"
-    page = render(results, title, settings_of(options.results))
+    with refused_as(str(options.results), "remove what no run and no benchmark wrote"):
+        page = render(results, title, settings_of(options.results))
     write_text(options.out, page, PAGE)
     print(f"{options.out}: {', '.join(f'{len(rows)} rows of {name}' for name, rows in results.items())}")

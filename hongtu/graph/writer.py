@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.files import check_new_directory, check_replaceable, replace_directory, sync
+from hongtu.errors import InputError
+from hongtu.files import check_new_directory, check_replaceable, read_json, replace_directory, sync
 from hongtu.graph.format import (
     ARRAYS,
     FORMAT,
@@ -38,10 +38,10 @@ def check_output(path: Path, *, force: bool) -> None:
 
 def _own_files(file: Path) -> list[str] | None:
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = read_json(file, "")
         if manifest["format"] == FORMAT:
-            return [ORIGIN, STAGES, *(f"{name}.npy" for name in manifest["arrays"])]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return [ORIGIN, STAGES, *(f"{name}.npy" for name in manifest["arrays"] if name in ARRAYS)]
+    except (InputError, LookupError, TypeError):
         pass
     return None
 

@@ -121,8 +121,9 @@ def decode(message: bytes | bytearray | memoryview, who: str) -> Any:
         if end > len(message):
             raise ValueError(f"a text of {end - 8} bytes in {len(message)}")
         return _Reader(message[_aligned(end) :]).value(json.loads(bytes(message[8:end])))
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise InputError(f"{who} sent what is no message of hongtu ({error}); {REMEDY}") from None
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{who} sent what is no message of hongtu ({reason}); {REMEDY}") from None
 
 
 def _plain(value: Any, tensors: list[np.ndarray]) -> Any:
@@ -158,15 +159,6 @@ class _Reader:
 
     def __init__(self, rest: memoryview) -> None:
         self._rest = rest
-        self._kinds: dict[str, Callable[[Any], Any]] = {
-            "bytes": lambda parts: base64.b64decode(parts, validate=True),
-            "complex": lambda parts: complex(*map(float, parts)),
-            "tensor": self._tensor,
-            "array": lambda parts: self._tensor(parts).numpy(),
-            "dict": self._pairs,
-            "state_dict": self._state_dict,
-            "tuple": lambda parts: tuple(self.value(part) for part in parts),
-        }
 
     def value(self, parts: Any) -> Any:
         if isinstance(parts, list):
@@ -174,27 +166,39 @@ class _Reader:
         if not isinstance(parts, dict):
             return parts
         [(kind, inner)] = parts.items()
-        if kind not in self._kinds:
-            raise ValueError(f"a value of kind {kind[:40]!r}; expected one of {', '.join(self._kinds)}")
-        return self._kinds[kind](inner)
+        if kind not in _KINDS:
+            raise ValueError(f"a value of kind {kind[:40]!r}; expected one of {', '.join(_KINDS)}")
+        return _KINDS[kind](self, inner)
 
-    def _pairs(self, parts: Any) -> dict[Any, Any]:
+    def pairs(self, parts: Any) -> dict[Any, Any]:
         return {self.value(key): self.value(entry) for key, entry in parts}
 
-    def _state_dict(self, parts: Any) -> OrderedDict[Any, Any]:
+    def state_dict(self, parts: Any) -> OrderedDict[Any, Any]:
         pairs, metadata = parts
-        found = OrderedDict(self._pairs(pairs))
+        found = OrderedDict(self.pairs(pairs))
         if metadata is not None:
             found._metadata = self.value(metadata)  # type: ignore[attr-defined]
         return found
 
-    def _tensor(self, parts: Any) -> Tensor:
+    def tensor(self, parts: Any) -> Tensor:
         dtype, shape = checked_shape(parts)
         size = prod(shape) * dtype.itemsize
         if size > len(self._rest):
             raise ValueError(f"a tensor {list(shape)} of {size} bytes in {len(self._rest)}")
         content, self._rest = bytearray(self._rest[:size]), self._rest[_aligned(size) :]
         return (torch.frombuffer(content, dtype=dtype) if size else torch.empty(0, dtype=dtype)).view(shape)
+
+
+# by functions that hold no message: a circle of references would keep it until Python looks for such
+_KINDS: dict[str, Callable[[_Reader, Any], Any]] = {
+    "bytes": lambda reader, parts: base64.b64decode(parts, validate=True),
+    "complex": lambda reader, parts: complex(*map(float, parts)),
+    "tensor": _Reader.tensor,
+    "array": lambda reader, parts: reader.tensor(parts).numpy(),
+    "dict": _Reader.pairs,
+    "state_dict": _Reader.state_dict,
+    "tuple": lambda reader, parts: tuple(reader.value(part) for part in parts),
+}
 
 
 def checked_shape(parts: Any) -> tuple[torch.dtype, tuple[int, ...]]:

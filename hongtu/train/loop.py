@@ -224,7 +224,8 @@ class _Loop:
         trainer, options = self.trainer, self.options
         self._before = None
         better = regular and options.looks_at_scores and self._see(record.metrics["val"])
-        self._step_scheduler(record, regular=regular)
+        with trainer._of_snapshot():
+            self._step_scheduler(record, regular=regular)
         trainer.history.append(record.summary())
         self.records.append(record)
         if self.directory is not None:

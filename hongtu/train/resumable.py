@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from hongtu.config import HOST_DTYPES
-from hongtu.errors import InputError, uninterrupted
+from hongtu.errors import InputError, refused_as, uninterrupted
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.given import as_path
+from hongtu.metrics import summary_of
 from hongtu.model.checks import check_tensors
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.link_loss import DECODER
@@ -62,6 +63,7 @@ class Resumable:
 
     Attributes:
         _torn: what was stopped half-way, and cannot be made good from here.
+        _untried: the snapshot that was loaded, and its epoch: its optimizers and scheduler may never have stepped.
     """
 
     artifact: Artifact
@@ -78,6 +80,7 @@ class Resumable:
     _spec: RunSpec
     _context: RowContext
     _torn: str | None = None
+    _untried: tuple[str | os.PathLike[str], int] | None = None
     _number: int
 
     @contextmanager
@@ -234,11 +237,24 @@ class Resumable:
                 "same bits",
                 stacklevel=4,
             )
-        if state["history"] is None:
-            log = RunDirectory(Path(path).parent)
-            state = state | {"history": self.ranks.first(lambda: log.history_of(state))}
-        with read_from(path), self._whole_or_torn(f"loading {path}"):
-            self._take(state)
+        with read_from(path):
+            if state["history"] is None:
+                log = RunDirectory(Path(path).parent)
+                state = state | {"history": self.ranks.first(lambda: log.history_of(state))}
+            _check_numbers(state)
+            with self._whole_or_torn(f"loading {path}"):
+                self._take(state)
+        self._untried = path, self.epoch
+
+    @contextmanager
+    def _of_snapshot(self) -> Iterator[None]:
+        """What cannot step inside, in the first epoch behind a snapshot, is that one's."""
+        path, epoch = self._untried or ("", -1)
+        if self.epoch > epoch + 1:
+            yield
+            return
+        with refused_as(f"{path}: not the state of such a run", "use another snapshot"):
+            yield
 
     def weights(self) -> dict[str, Any]:
         """Copies of all that is learned, and of what normalisations have seen."""
@@ -289,6 +305,18 @@ class Resumable:
             **{name: x for name in HOST_DTYPES if (x := getattr(self._spec, name))},
             **({} if self.decoder is None else {DECODER: describe_layer(self.decoder)}),
         }
+
+
+def _check_numbers(state: dict[str, Any]) -> None:
+    """Of a snapshot, those that nothing looks at when they are taken over."""
+    best, since = state["stopping"]
+    whole = {"epoch": state["epoch"], "seed": state["seed"], "patience": since}
+    wrong = [name for name, x in whole.items() if type(x) is not int or not 0 <= x < 2**63]
+    wrong += ["best score"] if type(best) not in (int, float) else []
+    wrong += ["history"] if None in map(summary_of, state["history"]) else []
+    rates = [float(group["lr"]) for group in state["optimizer"]["param_groups"]]
+    if wrong := wrong + ["learning rate"] * any(rate != rate for rate in rates):
+        raise ValueError(f"its {wrong[0]} is none")
 
 
 def _write(path: Path, state: dict[str, Any], format: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -16,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from hongtu.errors import InputError, OutputError, note, uninterrupted
-from hongtu.files import LOCK, PARTIAL, lines_of, make_directory, not_linked, sync, whole_file
-from hongtu.metrics import EpochRecord
+from hongtu.files import LOCK, PARTIAL, check_file, lines_of, make_directory, not_linked, sync, whole_file
+from hongtu.metrics import EpochRecord, summary_of
 from hongtu.ranks.parent import GRACE, watched_parent
 from hongtu.train.snapshot import read_snapshot, write_snapshot
 
 LOG = "epochs.jsonl"
 ENDING = GRACE + 5.0  # seconds that a process has to end whose torchrun has
 _SNAPSHOT = re.compile(r"snapshot-(\d+)\.pt")
+_UNFINISHED = re.compile(rf"\..*{PARTIAL}.*")
 
 
 _held: dict[str, int] = {}  # what this process holds: how many times
@@ -51,7 +51,7 @@ class RunDirectory:
             make: the directory, where it is not there; else nothing is held then.
 
         Raises:
-            InputError: at once, naming who writes here.
+            InputError: at once, naming who writes here, or what takes the place of a file.
         """
         there, place, mine = self.path.is_dir(), os.path.realpath(self.path), list[int | None]()
 
@@ -74,6 +74,7 @@ class RunDirectory:
                     with suppress(OSError):  # whoever writes here says so
                         self.path.mkdir(parents=True)
                 self._take(place, mine)
+                self._check_files()
                 yield
             finally:
                 with uninterrupted():
@@ -81,6 +82,13 @@ class RunDirectory:
         except KeyboardInterrupt:  # it came before signals waited, and no other does
             release()
             raise
+
+    def _check_files(self) -> None:
+        """Refuse what others have put in the places of a run's files."""
+        with suppress(OSError):  # of a directory: whoever reads there says so
+            for name in sorted(os.listdir(self.path)):
+                if name in (LOG, LOCK, self.best.name) or _SNAPSHOT.fullmatch(name) or _UNFINISHED.fullmatch(name):
+                    check_file(self.path / name, linked=name not in (LOG, LOCK))
 
     def _take(self, place: str, mine: list[int | None]) -> None:
         """Add this process's lock of the directory, or None where it has that already; nothing where there is none."""
@@ -151,8 +159,7 @@ class RunDirectory:
 
     def history(self, epoch: int) -> list[dict[str, Any]]:
         """What the log has of the epochs up to this one, as ``Trainer.history``."""
-        entries = [json.loads(line) for line in self._lines() if _is_until(line, epoch)]
-        return [{name: entry.get(name) for name in ("epoch", "loss", "seconds", "metrics")} for entry in entries]
+        return [entry for line in self._lines() if (entry := _until(epoch, line)) is not None]
 
     def _lines(self) -> Iterator[bytes]:
         """Of the log, where that is a file."""
@@ -164,7 +171,8 @@ class RunDirectory:
         """Write the snapshot of an epoch, whose history is in the log, then remove the oldest of too many."""
         self._write(self.path / f"snapshot-{epoch}.pt", state)
         for old in self.snapshots()[: -self._keep]:
-            old.unlink()
+            with suppress(OSError):  # another user's
+                old.unlink()
 
     def snapshots(self) -> list[Path]:
         """By epoch, the newest last."""
@@ -200,7 +208,8 @@ class RunDirectory:
             except InputError as error:
                 reason = reason or error
                 warnings.warn(f"{error}; trying the one before", stacklevel=2)
-                file.rename(file.with_name(f"{file.name}.damaged"))
+                with suppress(OSError):  # in a directory that may only be read
+                    file.rename(file.with_name(f"{file.name}.damaged"))
         if reason is not None:
             raise reason
         return None
@@ -209,10 +218,10 @@ class RunDirectory:
         """Forget what a run that was stopped left behind: lines of epochs after ``epoch``, which will be trained
         again, a line that is not whole, and files that are not."""
         try:
-            for partial in self.path.glob(f".*{PARTIAL}*"):
-                partial.unlink()
+            for name in filter(_UNFINISHED.fullmatch, os.listdir(self.path) if self.path.is_dir() else ()):
+                (self.path / name).unlink()
             file = self.path / LOG
-            kept = [line for line in self._lines() if _is_until(line, epoch)]
+            kept = [line for line in self._lines() if _until(epoch, line) is not None]
             if file.is_file() and sum(map(len, kept)) != file.stat().st_size:
                 with whole_file(file) as partial:
                     partial.write_bytes(b"".join(kept))
@@ -244,14 +253,10 @@ def _lock(directory: Path) -> int | None:
 
     Raises:
         _Taken: when another process has it.
-        OutputError: where the file is a link.
     """
     while True:
-        try:
-            lock = not_linked(str(directory / LOCK), os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise OutputError(directory / LOCK, error) from error
+        lock = _opened(str(directory / LOCK))
+        if lock is None:
             return None  # whoever writes here says so
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -265,7 +270,9 @@ def _lock(directory: Path) -> int | None:
         except FileNotFoundError:
             os.close(lock)
         except BlockingIOError:
-            said = os.pread(lock, 4096, 0)
+            said = b""
+            with suppress(OSError):  # of a pipe
+                said = os.pread(lock, 4096, 0)
             os.close(lock)
             raise _Taken(said) from None
         except OSError as error:
@@ -274,6 +281,13 @@ def _lock(directory: Path) -> int | None:
                 os.unlink(directory / LOCK)
             note(f"{directory}: cannot be locked here ({error.strerror}); start no other run in it meanwhile")
             return None
+
+
+def _opened(lock: str) -> int | None:
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # another user's can be locked, too
+        with suppress(OSError):
+            return not_linked(lock, flags)
+    return None
 
 
 def _holder(said: bytes) -> tuple[Any, Any, Any]:
@@ -312,10 +326,10 @@ def newest_snapshot(path: str | os.PathLike[str]) -> Path:
     return found[0]
 
 
-def _is_until(line: bytes, epoch: int) -> bool:
+def _until(epoch: int, line: bytes) -> dict[str, Any] | None:
+    """What a whole line says of an epoch up to this one."""
     try:
-        entry = json.loads(line)
+        entry = summary_of(json.loads(line)) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
-        return False
-    number = entry.get("epoch") if isinstance(entry, dict) else None
-    return line.endswith(b"\n") and isinstance(number, int) and number <= epoch
+        return None
+    return entry if entry is not None and entry["epoch"] <= epoch else None

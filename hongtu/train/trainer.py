@@ -349,9 +349,10 @@ class Trainer(Trainable):
         self._engine.observe()
         if self.clip_grad_norm is not None:
             clip_gradients(parameters, self.clip_grad_norm, self.embedding, self.ranks)
-        self.optimizer.step()
-        if self.embedding is not None:
-            self._step_rows(self.embedding)
+        with self._of_snapshot():
+            self.optimizer.step()
+            if self.embedding is not None:
+                self._step_rows(self.embedding)
         self._copies |= self._changed != []
         self.record = self._engine.record(self.epoch + 1, loss, perf_counter() - start)
         self.epoch += 1

@@ -127,11 +127,9 @@ def test_nothing_is_written_through_a_link(name, tmp_path, capsys):
     (tmp_path / "run" / name).symlink_to("../victim")
     try:
         make().fit(1, run_dir=tmp_path / "run", save_every=1, eval_every=1, keep_best=True)
-    except OutputError as error:
-        assert "it is a link, which hongtu does not write through" in str(error)
-        assert name in ("epochs.jsonl", ".running")
-    except InputError:
-        assert name == "snapshot-1.pt"
+    except InputError as error:
+        assert name == "snapshot-1.pt" or "is a link, which hongtu does not write through" in str(error)
+        assert name in ("snapshot-1.pt", "epochs.jsonl", ".running")
     main(command(tmp_path / "run", "--resume", epochs=2))
     main(command(tmp_path / "run", epochs=2))
     assert (tmp_path / "victim").read_text() == "precious"

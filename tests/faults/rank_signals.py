@@ -91,6 +91,9 @@ class Rank:
 
 
 def _serve(connection: Connection) -> None:
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
     from hongtu.ranks import words as pulses
 
     lines: list[Line] = []
@@ -99,7 +102,7 @@ def _serve(connection: Connection) -> None:
         while True:
             words, environment, place, drawn = connection.recv()
             os.environ.update(environment)
-            pulses._own = None  # each run is a process's first
+            pulses._own, c10d._world.group_count = None, 0  # each run is a process's first
             if drawn == "count":
                 counts = lines_of(partial(run, words))
                 lines = list(counts)
@@ -110,6 +113,8 @@ def _serve(connection: Connection) -> None:
                 look = partial(Training.look, None, place)  # type: ignore[arg-type]
                 sent = Sent(lines[drawn.line], drawn.times, list(drawn.numbers), drawn.gap, look, drawn.to)
             code, said = run(words, sent)
+            if dist.is_initialized():  # a process's end closes what the other may be waiting at
+                dist.destroy_process_group()
             connection.send(Told(code, said) if sent is None else Told(code, said, sent.at, sent.heard))
 
 

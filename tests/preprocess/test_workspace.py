@@ -157,6 +157,15 @@ def with_a_folder_of_an_arrays_name(out, made):
     return "holds what hongtu did not put there (labels.npy)"
 
 
+def with_a_name_that_its_manifest_claims(out, made):
+    shutil.copytree(made, out)
+    manifest = json.loads((out / MANIFEST).read_text())
+    manifest["arrays"]["thesis"] = manifest["arrays"]["labels"]
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    (out / "thesis.npy").write_text("years of work")
+    return "holds what hongtu did not put there (thesis.npy)"
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -169,6 +178,7 @@ def with_a_folder_of_an_arrays_name(out, made):
         with_notes,
         with_a_folder,
         with_a_folder_of_an_arrays_name,
+        with_a_name_that_its_manifest_claims,
     ],
 )
 def test_force_removes_nothing_of_others(make, source, tmp_path, capsys):

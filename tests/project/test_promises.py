@@ -18,7 +18,8 @@ PROMISING = {  # sections of documents
     "SECURITY.md": ("What is trusted", "Files"),
     "docs/reliability.md": ("What is promised", "What is not"),
     "docs/machines.md": (
-        "Methods that all ranks call", "What is refused", "When a rank stops", "Who can reach these ports",
+        "Methods that all ranks call", "What a rank holds and does", "How fast the network is",
+        "Ranks that share a network card", "What is refused", "When a rank stops", "Who can reach these ports",
     ),
 }  # fmt: skip
 LEAST = 8  # letters of a piece

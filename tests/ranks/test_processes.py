@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import hongtu
@@ -129,6 +130,19 @@ def test_the_first_rank_says_for_whom_it_waits(monkeypatch):
     with pytest.raises(RankLost, match="rank 1 and rank 2 did not come within 1 seconds"):
         words.begins(0, 3, 1.0, said.append)
     assert said == ["waiting for rank 1 and rank 2 of 3"]
+
+
+def test_a_rank_has_its_part_of_the_cores(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(launch, "usable_cores", lambda: 6)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as torchrun sets it
+    try:
+        for ranks, threads in ((1, 6), (2, 3), (4, 1), (9, 1)):
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+            launch.take_threads()
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_rank_waits_half_an_hour():

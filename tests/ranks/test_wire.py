@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import pickle
 import struct
+import weakref
 from collections import OrderedDict
 
 import numpy as np
@@ -73,6 +75,23 @@ def test_what_is_no_plain_value_is_not_sent(value):
         encode({"a": [value]})
 
 
+def test_a_message_goes_when_it_has_been_read():
+    """Not when Python looks for circles of references: it may be as long as all that is learned."""
+
+    class Message(bytearray):
+        pass
+
+    gc.disable()
+    try:
+        message = Message(encode({"rows": torch.ones(1000), "state": OrderedDict(a=(1, 2.0, b"x", 1j, np.ones(3)))}))
+        kept = weakref.ref(message)
+        found = decode(message, "rank 1")
+        del message
+        assert kept() is None and found["rows"].sum() == 1000
+    finally:
+        gc.enable()
+
+
 class Evil:
     def __reduce__(self):
         return os._exit, (9,)
@@ -97,6 +116,8 @@ STRANGE = {
     "a shape that is none": message({"array": ["float64", 3]}), "pairs that are none": message({"dict": [[1]]}),
     "a key that is none": message({"dict": [[{"dict": []}, 1]]}), "bytes that are none": message({"bytes": "*"}),
     "a complex of text": message({"complex": ["one", 2]}), "metadata": message({"state_dict": [1]}),
+    "a number that is none": message({"complex": [10**400, 0]}),
+    "a size beyond all numbers": message({"tensor": ["float32", [0, 10**30]]}),
 }  # fmt: skip
 
 

@@ -92,6 +92,16 @@ def test_a_line_that_is_not_whole_is_dropped(tmp_path):
     assert not make_trainer(artifact()).resume(tmp_path / "absent") and not (tmp_path / "absent").exists()
 
 
+def saying(**other):
+    """The last line says something else."""
+
+    def change(log):
+        *before, last = log.read_text().splitlines(True)
+        log.write_text("".join(before) + json.dumps(json.loads(last) | other) + "\n")
+
+    return change
+
+
 DAMAGES = {  # the log of five epochs, what is left of it, and how many lines are lost
     "missing": (lambda log: log.unlink(), 5),
     "empty": (lambda log: log.write_bytes(b""), 5),
@@ -99,7 +109,13 @@ DAMAGES = {  # the log of five epochs, what is left of it, and how many lines ar
     "cut": (lambda log: log.write_bytes(log.read_bytes()[:-9]), 1),
     "cut at a line": (lambda log: log.write_bytes(b"".join(log.read_bytes().splitlines(True)[:2])), 3),
     "a hole": (lambda log: log.write_bytes(b"".join(log.read_bytes().splitlines(True)[::2])), 2),
-    "a directory": (lambda log: (log.unlink(), log.mkdir()), 5),
+    "no epoch": (saying(epoch=True), 1),
+    "no number": (saying(loss="0.5"), 1),
+    "no seconds": (saying(seconds=[1]), 1),
+    "no scores": (saying(metrics={"val": {}}), 1),
+    "scores of one number": (saying(metrics=1.0), 1),
+    "scores in a list": (saying(metrics=[["val", 1]]), 1),
+    "a number beyond all": (saying(loss=10**400), 1),
 }
 
 
@@ -115,11 +131,10 @@ def test_a_log_that_lost_lines_is_said_to(damage, tmp_path):
     with pytest.warns(UserWarning, match=f"epochs.jsonl: {lost} of the 5 lines up to epoch 5 are missing or damaged"):
         assert again.resume(tmp_path / "run")
     assert again.epoch == 5 and again.history[-1]["loss"] == trainer.history[-1]["loss"]
-    if damage != "a directory":
-        assert again.fit(2, run_dir=tmp_path / "run")[-1].loss == whole.history[-1]["loss"]
+    assert again.fit(2, run_dir=tmp_path / "run")[-1].loss == whole.history[-1]["loss"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut at a line"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut at a line", "no number", "scores in a list"])
 def test_the_command_tells_of_a_run_without_its_log(damage, tmp_path, capsys):
     assert train(tmp_path / "run", epochs=5) == 0
     loss = capsys.readouterr().out.splitlines()[-3]
@@ -127,6 +142,16 @@ def test_the_command_tells_of_a_run_without_its_log(damage, tmp_path, capsys):
     with pytest.warns(UserWarning, match="of the 5 lines"):
         assert train(tmp_path / "run", "--resume", epochs=5) == 0
     assert loss in capsys.readouterr().out and loss.startswith("loss ")
+
+
+@pytest.mark.parametrize("other", [{"loss": {}}, {"epoch": 10**400}, {"metrics": {"val": "x"}}, {"seconds": "x"}])
+def test_a_report_of_what_no_run_wrote_is_refused(other, tmp_path, capsys):
+    assert train(tmp_path / "run", epochs=2) == 0
+    saying(**other)(tmp_path / "run" / "epochs.jsonl")
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")]) == 2
+    err = capsys.readouterr().err
+    assert "epochs.jsonl: a line is no epoch's of a run" in err and err.count("\n") == 1
 
 
 def test_snapshots_of_another_run_are_not_mixed_in(tmp_path):

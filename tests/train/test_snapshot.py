@@ -192,6 +192,50 @@ def test_sections_of_other_things_are_refused(section, tmp_path):
             trainer.load(tmp_path / "forged.pt")
 
 
+def _changed(state, path, value):
+    """A copy with another value at a place of it; ... takes it away."""
+    if not path:
+        return value
+    changed = copy.copy(state)
+    if value is ... and len(path) == 1:
+        del changed[path[0]]
+    else:
+        changed[path[0]] = _changed(state[path[0]], path[1:], value)
+    return changed
+
+
+FIRST = "optimizer", "state", 0
+RESTLESS = {  # what nothing looks at before the first step, or the first score
+    "a moment that is gone": ((*FIRST, "exp_avg"), ...),
+    "a moment of text": ((*FIRST, "exp_avg_sq"), "x"),
+    "a moment of another shape": ((*FIRST, "exp_avg"), torch.ones(3, 1, 1)),
+    "a step without a number": ((*FIRST, "step"), torch.empty((), device="meta")),
+    "steps below none": ((*FIRST, "step"), torch.tensor(-1.0)),
+    "a list of moments": (FIRST, []),
+    "a rate of text": (("optimizer", "param_groups", 0, "lr"), "x"),
+    "betas of text": (("optimizer", "param_groups", 0, "betas"), ["a", "b"]),
+    "a period of text": (("scheduler", "step_size"), "x"),
+    "a best score of text": (("stopping", 0), "x"),
+    "a patience of a list": (("stopping", 1), []),
+    "a seed beyond all": (("seed",), 2**70),
+    "an epoch below none": (("epoch",), -1),
+    "a history of text": (("history",), ["x"]),
+}
+
+
+@pytest.mark.parametrize("what", RESTLESS)
+def test_what_cannot_step_is_the_snapshots(what, tmp_path):
+    trainer, again = dropout_trainer(), dropout_trainer()
+    trainer.fit(2)
+    write_snapshot(tmp_path / "snapshot.pt", _changed(trainer.state(), *RESTLESS[what]))
+    with pytest.raises(InputError, match=r"snapshot\.pt: not the state of such a run"):
+        again.load(tmp_path / "snapshot.pt")
+        again.fit(1, eval_every=1, patience=3)
+    trainer.save(tmp_path / "snapshot.pt")
+    again.load(tmp_path / "snapshot.pt")  # and goes on
+    assert losses_of(again.fit(2)) == losses_of(trainer.fit(2))
+
+
 def test_snapshots_that_claim_more_than_they_hold_are_refused(tmp_path):
     """Their hashes are right."""
     trainer, file, many = dropout_trainer(), tmp_path / "forged.pt", []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from hongtu.bench.records import host_bytes, read
 from hongtu.bench.report import pictures
 from hongtu.errors import InputError
 from hongtu.files import read_json
+from hongtu.metrics import summary_of
 from hongtu.plan.plot import require_matplotlib
 
 MIB = 2**20
@@ -111,6 +113,8 @@ def collect(path: Path, sections: Sequence[Section] = SECTIONS) -> dict[str, lis
     for file in files:
         for row in read(file):
             run = {"epoch", "loss", "metrics"} <= row.keys()
+            if run and summary_of(row) is None:
+                raise InputError(f"{file}: a line is no epoch's of a run ({reprlib.repr(row)}); remove it")
             found.setdefault("run" if run else str(row.get("experiment")), []).append(row)
     found["accuracy"] = [row for row in found.get("bench", ()) if row.get("curve")]
     known = {section.name: rows for section in sections if (rows := found.get(section.name))}
