@@ -21,6 +21,7 @@ from hongtu.device.pool import Pool
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.hardware import padded
 from hongtu.kernels.dispatch import Kernels, using
+from hongtu.kernels.torch_private import dense_parts
 from hongtu.metrics import Traffic
 
 SLACK = 1 / 8  # of a device's pool; a budget is kept all the same
@@ -235,7 +236,7 @@ class DeviceMemory(ABC):
 
     def made_by_layers(self, tensor: Tensor) -> bool:
         """Whether a tensor is in memory that layers took."""
-        return self._workspace.knows(tensor.untyped_storage())
+        return all(self._workspace.knows(part.untyped_storage()) for part in dense_parts(tensor))
 
     def as_made_by_layers(self, tensor: Tensor) -> Tensor:
         """Itself where it is, else a copy."""
