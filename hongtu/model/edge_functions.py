@@ -107,10 +107,11 @@ def refuse_edges(node: fx.Node, title: str) -> None:
         )
     changed = "data.edge_index, data.edge_attr" if name in WITH_BESIDE else "data.edge_index"
     given = f"{changed}, num_nodes=data.num_nodes" if name.startswith("add_") else changed
+    made = f"{name}({given})" if name in CHANGE_EDGES else f"data.edge_index.{name}(...)"
+    made = "data.edge_index[:, ...]" if name == "edge_index[...]" else made
     raise InputError(
-        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as {changed} = "
-        f"{'data.edge_index[:, ...]' if name == 'edge_index[...]' else f'{name}({given})'}, and leave it out of "
-        "forward"
+        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as {changed} = {made}, "
+        "and leave it out of forward"
     )
 
 

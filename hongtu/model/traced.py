@@ -96,6 +96,8 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             reason, remedy = f"it asks for {str(error)!r}", f"there are {', '.join(OF_DATA)}: put other rows into x"
             if str(error).endswith("_mask"):
                 remedy = "return the rows of all vertices: the Trainer takes its loss over the train mask"
+            elif str(error).endswith("_dict"):
+                remedy = "of a HeteroData have it take dictionaries, as forward(self, x_dict, edge_index_dict)"
         elif GivenData.__name__ in reason:
             reason = f"its one argument {root.asked[0]} is a Data, of {', '.join(OF_DATA)}"
             remedy = "read these, or take rows and edges, as forward(self, x, edge_index)"

@@ -862,6 +862,7 @@ REFUSED = {
     "improved": (lambda: pyg.GCNConv(4, 8, improved=True), "improved"),
     "fill value": (lambda: pyg.GATv2Conv(4, 8, edge_dim=2, fill_value="add"), "GATv2Conv has .*'mean' or a number"),
     "pair": (lambda: pyg.GATConv((4, 4), 8), "GATConv: in_channels as a pair"),
+    "edges alone": (lambda: pyg.LINKX(64, 4, 8, 3, 1), r"SparseLinear\): its forward takes edges and no rows, .*embed"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
     "one term": (lambda: pyg.ChebConv(4, 8, K=1), "at least 2 terms; the first alone is torch.nn.Linear"),
     "no hops": (lambda: pyg.TAGConv(4, 8, K=0), "0 hops, expected at least 1"),

@@ -104,6 +104,13 @@ def test_a_forward_that_draws_is_refused_whatever_it_draws(draw):
             hongtu.from_pyg(Written(either(lambda x, e, most=most: DRAWS[draw]() < most)))
 
 
+def test_a_model_by_hand_of_a_heterodata_is_told_how_to_take_it():
+    with pytest.raises(
+        InputError, match=r"asks for 'x_dict'\); of a HeteroData .*forward\(self, x_dict, edge_index_dict"
+    ):
+        hongtu.from_pyg(WrittenOfData(lambda self, data, e: self.first(data.x_dict["paper"], e)))
+
+
 class FrozenNorm(Written):
     def train(self, mode=True):
         super().train(mode)

@@ -203,6 +203,11 @@ def check_convolution(conv: torch.nn.Module, *, updates_edges: bool = False) -> 
         raise ValueError(f"PyGLayer({name}): its forward returns a {gives}, expected the rows of one tensor; {remedy}")
     parameters = signature.parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if needed[:1] == ["edge_index"]:
+        raise ValueError(
+            f"PyGLayer({name}): its forward takes edges and no rows, and has weights for each vertex, of which a chunk "
+            "has some; rows that are learned are the x of an artifact with features='embedding:D', and SAGEConv adds up"
+        )
     if len([argument for argument in needed if argument not in beside]) > 2:
         raise ValueError(
             f"PyGLayer({name}): its forward needs {', '.join(needed)}, and a layer has rows, edges, and weights, "
