@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hongtu.kernels.torch_private import Operations, memory_id
+from hongtu.kernels.torch_private import Operations, dense_parts, memory_id, storage_id
 
 Substitutes = Mapping[Any, Callable[..., Any]]  # by operation, what to call in its place; may give NotImplemented
 NONE: Substitutes = MappingProxyType({})
@@ -70,7 +70,8 @@ class WorkspaceTracker(Operations):
         given = (*args, *kwargs.values()) if kwargs else args  # out= is a keyword
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor) and not any(tensor is x for x in given):
-                self._see(tensor, given)
+                for part in dense_parts(tensor):
+                    self._see(part, given)
         return out
 
     def _see(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> None:
@@ -78,7 +79,8 @@ class WorkspaceTracker(Operations):
         key = memory_id(storage)
         if key in self._known or storage.nbytes() == 0:
             return
-        if any(isinstance(given, torch.Tensor) and memory_id(given.untyped_storage()) == key for given in args):
+        tensors = (given for given in args if isinstance(given, torch.Tensor))
+        if any(storage_id(part) == key for given in tensors for part in dense_parts(given)):
             return  # an in-place or aliasing operation on a tensor that the engine owns
         nbytes = storage.nbytes()
         # it is forgotten without a line of Python: an interrupt in one would be lost, and the bytes count for ever
@@ -94,12 +96,16 @@ class WorkspaceTracker(Operations):
 
     def knows(self, memory: torch.Tensor | torch.UntypedStorage) -> bool:
         """Whether it is counted."""
-        storage = memory.untyped_storage() if isinstance(memory, torch.Tensor) else memory
-        return memory_id(storage) in self._known
+        if isinstance(memory, torch.UntypedStorage):
+            storages = [memory]
+        else:
+            storages = [part.untyped_storage() for part in dense_parts(memory)]
+        return all(memory_id(storage) in self._known for storage in storages)
 
     def count(self, tensor: torch.Tensor) -> None:
         """Count a storage that no operation has made."""
-        self._see(tensor, ())
+        for part in dense_parts(tensor):
+            self._see(part, ())
 
     def reset_peak(self) -> None:
         self.peak = self.live

@@ -80,7 +80,8 @@ class Saved:
 
     def is_at(self, x: Tensor) -> bool:
         rows = self.rows
-        return rows.data_ptr() == x.data_ptr() and rows.shape == x.shape and rows.stride() == x.stride()
+        dense = rows.layout == torch.strided  # so is x
+        return dense and rows.data_ptr() == x.data_ptr() and rows.shape == x.shape and rows.stride() == x.stride()
 
 
 def saving(places: list[Saved]) -> saved_tensors_hooks:
@@ -113,7 +114,7 @@ class Settled:
 
     def of(self, x: Tensor) -> Tensor:
         """The same numbers, where they stay."""
-        if self._keep is None:
+        if self._keep is None or x.layout != torch.strided:
             return x
         storage = x.untyped_storage()
         if memory_id(storage) not in self._copies:

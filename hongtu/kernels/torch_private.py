@@ -6,7 +6,8 @@ there, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -55,6 +56,21 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(pre or module._forward_hooks or module._backward_hooks)
 
 
+def copied(module: Any) -> Any:
+    """A deep copy, in which results of calls that a module keeps are plain numbers, which torch does not copy else."""
+    kept = [value for part in module.modules() for value in vars(part).values()]
+    kept += [x for value in kept if isinstance(value, list | tuple) for x in value]
+    kept += [x for value in kept if isinstance(value, dict) for x in value.values()]
+    tensors = [x for x in kept if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(module, {id(x): x.detach().clone() for x in tensors})
+
+
+def with_hooks_of(module: nn.Module, made: nn.Module) -> nn.Module:
+    """What stands for a module, which has its hooks now."""
+    vars(made).update({name: value for name, value in vars(module).items() if "hook" in name})
+    return made
+
+
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether autograd calls something of a module's."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
@@ -99,6 +115,29 @@ memory_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 def storage_id(x: Tensor) -> int:
     """The same for all tensors that lie in one memory, while one of them lives; ``data_ptr`` is 0 for empty ones."""
     return memory_id(x.untyped_storage())
+
+
+_BY_ROW, _BY_COLUMN = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: _BY_ROW, torch.sparse_bsr: _BY_ROW}
+_PARTS |= {torch.sparse_csc: _BY_COLUMN, torch.sparse_bsc: _BY_COLUMN}
+
+
+def dense_parts(x: Tensor) -> list[Tensor]:
+    """The dense tensors that hold a tensor's numbers: itself, or of a sparse one its indices and values."""
+    return [x] if x.layout == torch.strided else [getattr(x, name)() for name in _PARTS.get(x.layout, ())]
+
+
+def leaves_of(result: Tensor) -> Iterator[Tensor]:
+    """The tensors with ``requires_grad`` that a result was computed from."""
+    seen: set[Any] = set()
+    functions = [result.grad_fn]
+    while functions:
+        function = functions.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            functions += [before for before, _ in function.next_functions]
+            if hasattr(function, "variable"):
+                yield function.variable
 
 
 times_written: Callable[[Tensor], int] = attrgetter("_version")

@@ -12,7 +12,6 @@ from torch import nn
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, takes_batch_statistics
 from hongtu.nn.layer import TRANSFORMS, Layer, is_plain
-from hongtu.nn.norm import Normalization
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 
@@ -39,11 +38,10 @@ def check_module(index: int, module: nn.Module) -> None:
         if base.__name__ != "JumpingKnowledge"
     ):
         raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
-    if isinstance(module, Layer | Normalization | nn.BatchNorm1d):
-        if has_hooks(module):
-            raise InputError(
-                f"{title}: it has hooks, which would not be called; remove them, or hook a module inside it"
-            )
+    if isinstance(module, Layer) or rules_of(module) is not None:
+        if any(map(has_hooks, [module] if isinstance(module, Layer) else module.modules())):
+            remedy = "a module inside it" if isinstance(module, Layer) else "a torch.nn.Identity() before or behind it"
+            raise InputError(f"{title}: it has hooks, which would not be called; remove them, or hook {remedy}")
         own = TRANSFORMS | {"forward", "normalize"}
         patched = sorted(name for name, value in vars(module).items() if name in own and callable(value))
         if patched and not (isinstance(module, Layer) and module.plain):

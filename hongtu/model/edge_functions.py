@@ -25,6 +25,7 @@ CHANGE_EDGES = (
 )  # fmt: skip
 WITH_BESIDE = ("add_self_loops", "add_remaining_self_loops", "remove_self_loops")  # they give two things
 
+_AS_THEY_ARE = "long", "int", "to", "cpu", "cuda", "contiguous", "clone", "detach"  # methods that give the same edges
 _REPLACED = ("select", "index_select")
 _APART = ("edge_index[0]", "edge_index[1]", "unbind", "size", "shape", "numel", "max", "select", "chunk", "split")
 
@@ -105,10 +106,12 @@ def refuse_edges(node: fx.Node, title: str) -> None:
             "are, of __init__; and what vertices have of edges, such as degrees, are columns of data.x"
         )
     changed = "data.edge_index, data.edge_attr" if name in WITH_BESIDE else "data.edge_index"
+    given = f"{changed}, num_nodes=data.num_nodes" if name.startswith("add_") else changed
+    made = f"{name}({given})" if name in CHANGE_EDGES else f"data.edge_index.{name}(...)"
+    made = "data.edge_index[:, ...]" if name == "edge_index[...]" else made
     raise InputError(
-        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as {changed} = "
-        f"{'data.edge_index[:, ...]' if name == 'edge_index[...]' else f'{name}({changed})'}, and leave it out of "
-        "forward"
+        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as {changed} = {made}, "
+        "and leave it out of forward"
     )
 
 
@@ -128,6 +131,10 @@ class EdgesLeft:
             InputError: for anything else that is done with these.
         """
         first, *others = node.all_input_nodes or [node]
+        if node.op == "call_method" and node.target in _AS_THEY_ARE and node.args[0] in edges:
+            edges.add(node)
+            self.by |= {node: self.by[first]} if first in self.by else {}
+            return True
         if drops_edges(node):
             if first not in edges or first in self.by or first.target == "adj_t":
                 raise InputError(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hongtu.errors import InputError, refused_as
 from hongtu.graph.artifact import Artifact
 from hongtu.kernels.dispatch import NUMBA
+from hongtu.kernels.torch_private import leaves_of
 from hongtu.model.checks import drops
 from hongtu.model.link_loss import LinkLoss, Score, link_scores, ranks, ranks_among, trained_decoder
 from hongtu.model.link_pairs import EdgesOfSplit, LinkPairs
@@ -137,7 +138,7 @@ class EdgeLoss:
 
     def _check_leaves(self, losses: Tensor, rows: Sequence[Tensor]) -> None:
         """That nothing but rows and the decoder's own parameters would be trained."""
-        leaves = list(_leaves(losses))
+        leaves = list(leaves_of(losses))
         self._trained = [p for p in self._learned if any(p is leaf for leaf in leaves)]
         for leaf in leaves:
             if not any(leaf is given for given in (*rows, *self._learned)):
@@ -293,16 +294,3 @@ class EdgeLoss:
         blocks = torch.from_numpy(shared).split(self._given.block, dim=1)
         ends = ([out_VC.index_select(0, end) for end in block] for block in blocks)
         return torch.cat([self._decode(source, destination, None) for source, destination in ends])
-
-
-def _leaves(result: Tensor) -> Iterator[Tensor]:
-    """The tensors with ``requires_grad`` that a result was computed from."""
-    seen: set[Any] = set()
-    functions = [result.grad_fn]
-    while functions:
-        function = functions.pop()
-        if function is not None and function not in seen:
-            seen.add(function)
-            functions += [before for before, _ in function.next_functions]
-            if hasattr(function, "variable"):
-                yield function.variable

@@ -8,9 +8,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from hongtu.errors import InputError
+from hongtu.model.edge_inputs import MATRIX
 
 _NO_ROWS = (len, "size", "dim", "numel")  # what gives no rows
 _SIZES = ("shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad")  # and attributes
@@ -33,6 +35,11 @@ class ChangingProxy(fx.Proxy):
     def requires_grad(self) -> bool:
         """Who asks for it chooses between ways to the same numbers, as DeepGCNLayer(ckpt_grad=True) does."""
         return False
+
+    @property
+    def layout(self) -> torch.layout:
+        """Whether it is sparse: edges are where they stand for a matrix."""
+        return torch.sparse_csr if self.node.target == MATRIX else torch.strided
 
     def __setitem__(self, where: Any, values: Any) -> None:
         self.tracer.create_proxy("call_function", write_, (self, where, values), {})

@@ -237,7 +237,7 @@ class LinkPairs:
         ends, columns = form or (2 if found.ndim == 3 else 1, found.shape[-1] if found.ndim in (2, 3) else 0)
         shape = (2,) * (ends == 2) + (edges, columns)
         if found.dtype.kind not in "iu" or found.shape != shape or not columns:
-            expected = ", ".join(map(str, (*shape[:-1], columns or "K")))
+            expected = ", ".join(map(str, (*shape[:-1], columns if form else "K")))
             raise InputError(f"LinkLoss: {title}: {found.dtype} {found.shape}, expected integers [{expected}]")
         self._check_vertices(f"{title}:", found)
         return self._new_id[found].reshape(ends, edges, columns)

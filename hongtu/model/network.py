@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import storage_id
+from hongtu.kernels.torch_private import copied, storage_id
 from hongtu.model.checks import call_on
 from hongtu.model.structure import Structure
 from hongtu.model.wiring import INPUT
@@ -63,7 +63,7 @@ class Network(Structure):
 
     def twin(self) -> Network:
         """A copy of its modules on the CPU, with a context of its own, in the forms that are known of these."""
-        twin = Network(copy.deepcopy(self.modules).cpu(), RowContext(), self.autocast)
+        twin = Network(copied(self.modules).cpu(), RowContext(), self.autocast)
         twin.forms = copy.deepcopy(self.forms)
         return twin
 

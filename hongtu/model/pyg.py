@@ -5,7 +5,6 @@ torch_geometric itself is not imported: its modules are known by their names.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,8 +13,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError, refused_as
-from hongtu.kernels.torch_private import compiled_from, parameter_hooks
-from hongtu.model.checks import drops
+from hongtu.kernels.torch_private import compiled_from, copied, parameter_hooks
+from hongtu.model.checks import drops, is_altered
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
@@ -65,9 +64,12 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
                 "parameters of trainer.model"
             )
     with refused_as(f"from_pyg: {name} cannot be copied", "torch.nn.utils.parametrizations can be"):
-        model = copy.deepcopy(compiled_from(model))  # as a whole: what is shared stays so
+        model = copied(compiled_from(model))  # as a whole: what is shared stays so
     if not model.training:
         model.train()  # its own, which may leave a part in evaluation
+    for part in model.modules():  # one with a way of its own to train may do so, too
+        if part.training and type(part).train is not nn.Module.train:
+            part.train()
     without = {without} if isinstance(without, str) else {*without}
     if _is_heterogeneous(model):
         if without:
@@ -100,10 +102,8 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
         *,
         pair: bool,
     ) -> list[nn.Module]:
-        if type(module) is nn.Dropout:
-            return [Dropout(module.p)] if module.p > 0 and module.training else []
-        if isinstance(module, nn.Identity):
-            return []
+        if type(module) in (nn.Dropout, nn.Identity) and not is_altered(module):
+            return [Dropout(module.p)] if isinstance(module, nn.Dropout) and module.p > 0 and module.training else []
         index = re.sub(r"[.]([0-9]+)", r"[\1]", place)
         if edges:
             found = layers_of(module, f"{name}.{index}", FEATURES in inputs, updates_edges=pair)

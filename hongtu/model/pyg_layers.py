@@ -15,6 +15,8 @@ from torch import nn
 
 from hongtu import nn as hnn
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import has_hooks, with_hooks_of
+from hongtu.model.checks import is_altered
 from hongtu.model.wiring import RowFunction
 from hongtu.nn.layer import is_chain
 from hongtu.nn.whole_graph import rules_of
@@ -142,7 +144,7 @@ def chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
     alone."""
     if is_chain(module):
         return [found for k, part in enumerate(module) for found in chain(part, f"{place}.{k}")]
-    if type(module).__name__ != "MLP" or not hasattr(module, "lins"):
+    if type(module).__name__ != "MLP" or not hasattr(module, "lins") or has_hooks(module):
         return [(_alone(module), place)]
     parts: list[tuple[nn.Module, str]] = []
     last = len(module.lins) - 1
@@ -164,8 +166,9 @@ def chain(module: Any, place: str) -> list[tuple[nn.Module, str]]:
 def _alone(module: nn.Module) -> nn.Module:
     """The module, or one of torch's kind or ours that does the same."""
     if type(module) is nn.Dropout:
-        return hnn.Dropout(module.p if module.training else 0.0)
-    if type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric."):
+        return with_hooks_of(module, hnn.Dropout(module.p if module.training else 0.0))
+    foreign = type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric.")
+    if foreign and not is_altered(module):
         if module.in_channels == -1:
             raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
         made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]

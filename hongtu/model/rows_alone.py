@@ -7,13 +7,15 @@ same at the same place, are compared to the bit; where shapes or places differ, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hongtu.kernels.torch_private import Operations
 
@@ -170,7 +172,8 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
         given = tuple(x.repeat(count, *[1] * (x.ndim - 1)) for x in one)
         found = Mixture(function.given, given, (PLACED, 0), torch.inf, place=True)
         try:
-            with bounds if function.brief and count <= ROWS else nullcontext():
+            looks = function.brief and count <= ROWS
+            with bounds if looks else nullcontext(), _Indices(bounds) if looks else nullcontext():
                 trial = _Trial(replace(function, leaves=0), given)
         except Exception:  # as functional.batch_norm does for one row
             return found
@@ -183,23 +186,49 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
                 return replace(found, rows=(PLACED, place), size=size)
         if count == 1:
             most = MOST // sum(x.numel() for x in one)
-            counts += sorted({bound + 2 for bound in bounds.found if bound + 2 <= most})
+            if max(bounds.found, default=0) + 2 > most:  # too many rows to look at
+                return found
+            counts += sorted(bound + 2 for bound in bounds.found)
     return None
 
 
 class _Bounds(Operations):
-    """Finds numbers beyond the rows by which some are taken, as by ``h[:100]``."""
+    """Finds numbers beyond the rows by which some are taken, as by ``h[100:]`` or ``torch.arange(len(h)) < 100``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: set[int] = set()
 
+    def add(self, size: int, numbers: Iterable[Any]) -> None:
+        """Those beyond a dimension of this size."""
+        whole = (abs(number) for number in numbers if isinstance(number, int))
+        self.found |= {number for number in whole if size < number < sys.maxsize}
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (aten.slice.Tensor, aten.split.Tensor):
-            numbers = [abs(number) for number in args[1:4] if isinstance(number, int)]
-            self.found |= {number for number in numbers if max(args[0].shape) < number < MOST}
+            at, numbers = (args[1:2], args[2:4]) if func is aten.slice.Tensor else (args[2:3], args[1:2])
+            self.add(args[0].shape[at[0] if at else 0], numbers)
+        elif func in _Holds.COMPARED and args[0].ndim and not args[0].is_floating_point():
+            self.add(len(args[0]), args[1:2])
+        return func(*args, **(kwargs or {}))
+
+
+class _Indices(TorchFunctionMode):
+    """Finds those of ``h[:100] = 0``, which torch takes for all of fewer rows."""
+
+    def __init__(self, bounds: _Bounds) -> None:
+        super().__init__()
+        self._bounds = bounds
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+            if isinstance(first, slice) and args[0].ndim:
+                self._bounds.add(len(args[0]), (first.start, first.stop))
         return func(*args, **(kwargs or {}))
 
 

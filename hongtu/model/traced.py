@@ -21,7 +21,7 @@ from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
 from hongtu.model.in_place import gives_rows, settle
-from hongtu.model.tracer import OF_EDGES, GivenData, Root, Tracer, is_convolution, tensor_at, trace_forward
+from hongtu.model.tracer import OF_EDGES, GivenData, NoField, Root, Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.wiring import FIRST_EDGES, FIRST_NAME, Entry
 from hongtu.nn.dropout import check_drop_edges
 
@@ -69,7 +69,7 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             "which is one row of weights for each vertex, x is the identity: preprocess_graph(features=torch.eye(N)); "
             "or give its convolutions as a list, on an artifact of features='embedding:D'"
         )
-    unknown = [name for name in root.asked[2:] if name not in OF_EDGES]
+    unknown = [name for name in root.asked if name not in (root.rows, root.edges, *OF_EDGES)]
     if unknown and _is_edge_set(model, unknown[0]):
         raise InputError(
             f"{title}.forward asks for {unknown[0]!r}, a second set of edges, and a graph has one; put the edges of "
@@ -92,10 +92,12 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             "its way must not depend on values, and what it makes must be made of rows, as torch.ones_like(x[:, :1]): "
             "give its layers as a list"
         )
-        if isinstance(error, AttributeError) and isinstance(error.obj, GivenData):
-            reason, remedy = f"it asks for {error.name!r}", f"there are {', '.join(OF_DATA)}: put other rows into x"
-            if str(error.name).endswith("_mask"):
+        if isinstance(error, NoField):
+            reason, remedy = f"it asks for {str(error)!r}", f"there are {', '.join(OF_DATA)}: put other rows into x"
+            if str(error).endswith("_mask"):
                 remedy = "return the rows of all vertices: the Trainer takes its loss over the train mask"
+            elif str(error).endswith("_dict"):
+                remedy = "of a HeteroData have it take dictionaries, as forward(self, x_dict, edge_index_dict)"
         elif GivenData.__name__ in reason:
             reason = f"its one argument {root.asked[0]} is a Data, of {', '.join(OF_DATA)}"
             remedy = "read these, or take rows and edges, as forward(self, x, edge_index)"
@@ -163,11 +165,13 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
                 f"{call} with {given} in place of edges, and those of the graph are the second argument of forward; "
                 "take them, as forward(self, x, edge_index), and pass them on"
             )
-        if (called is not None or node.target is nn.functional.dropout) and not fixed.isdisjoint(taken):
+        of_module = called is not None or node.target is nn.functional.dropout
+        if of_module and not (node.all_input_nodes and fixed.isdisjoint(taken)):
+            given = "a parameter or buffer" if node.all_input_nodes else "no rows"
             raise InputError(
-                f"{title}.forward calls {place if called is not None else 'dropout'} with a parameter or buffer; give "
-                "it rows of x, or write a hongtu.nn.Layer (rows that are learned for each vertex are the x of an "
-                "artifact with features='embedding:D')"
+                f"{title}.forward calls {place if called is not None else 'dropout'} with {given}; give it rows of x, "
+                "or call it inside of a module that takes rows, as h + self.lin(self.bias) (rows that are learned for "
+                "each vertex are the x of an artifact with features='embedding:D')"
             )
         if isinstance(called, nn.Embedding):
             entries.append((_look_up(called, place, node, rows, own, title), (FIRST_NAME,), f"v_{node.name}"))

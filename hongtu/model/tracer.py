@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,7 +17,6 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import times_written
 from hongtu.model.checks import drops
 from hongtu.model.edge_functions import (
     drops_edges,
@@ -25,16 +26,24 @@ from hongtu.model.edge_functions import (
     refuse_edges,
 )
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
-from hongtu.model.in_place import ChangesTracer
+from hongtu.model.in_place import ChangesTracer, ChangingProxy, gives_rows
+from hongtu.model.own_state import OwnState
 
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
 OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
+
+
+class NoField(Exception):
+    """A field that a ``Data`` may have, and this one has not; whoever asks whether it has gets this, too."""
 
 
 class GivenData(SimpleNamespace):
     """A ``Data`` of the whole graph as a forward may read it."""
 
     batch = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("_") else NoField(name)
 
     @property
     def num_nodes(self) -> Any:
@@ -60,10 +69,12 @@ class Root(nn.Module):
         needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
         self.asked = [argument.name for argument in needed]
         others = [argument.name for argument in given if argument.name not in self.asked]
-        edges = [name for name in (*self.asked[1:2], *others) if name in ("edge_index", MATRIX, "adj")]
-        self.edges_by_name = edges[0] if len(self.asked) == 1 and edges else ""
-        self.of_matrix = bool(edges) and edges[0] != "edge_index"
-        self.of_data = len(self.asked) == 1 and not edges
+        possible = (*self.asked, *others) if len(self.asked) == 1 else self.asked
+        known = [name for name in possible if name in ("edge_index", MATRIX, "adj")]
+        self.rows, edges, *_ = [*(name for name in self.asked if name not in known[:1]), "", ""]
+        self.edges = known[0] if known else edges
+        self.of_matrix = self.edges in (MATRIX, "adj")
+        self.of_data = len(self.asked) == 1 and not known
         self.optional = ({*OF_EDGES} if self.of_data else {*OF_EDGES} & {*others}) - {*without}
         self.given = {*OF_EDGES} - ({*without} - {*self.asked})
 
@@ -77,11 +88,9 @@ class Root(nn.Module):
             return self.model(GivenData(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges))
         wanted = {name: of_edges[name] for name in (*self.asked, *self.optional & self.given) if name in of_edges}
         edges = adj_t if self.of_matrix else edge_index
-        return (
-            self.model(x, **{self.edges_by_name: edges}, **wanted)
-            if self.edges_by_name
-            else self.model(x, edges, **wanted)
-        )
+        if not self.rows:  # it takes any, by no name
+            return self.model(x, edges, **wanted)
+        return self.model(**{self.rows: x, self.edges: edges}, **wanted)
 
 
 class Tracer(ChangesTracer):
@@ -98,9 +107,21 @@ class Tracer(ChangesTracer):
 
     @contextmanager
     def _functions_called(self) -> Iterator[None]:
-        """Inside, a ``torch.autograd.Function`` is called as one function, with its own backward, and what is
-        checkpointed is traced."""
-        plain = Function.__dict__["apply"]
+        """Inside, a ``torch.autograd.Function`` is called as one function, with its own backward, what is checkpointed
+        is traced, and what stands for rows, edges or a ``Data`` is such for those who ask."""
+        plain, is_instance = Function.__dict__["apply"], builtins.isinstance
+
+        def shown(value: Any, kinds: Any) -> bool:
+            stands_for: Any = None
+            if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+                pass  # torch knows what a trace has
+            elif type(value) is ChangingProxy and gives_rows(value.node):
+                stands_for = Tensor
+            elif type(value) is GivenData and "torch_geometric.data" in sys.modules:
+                stands_for = sys.modules["torch_geometric.data"].Data
+            if stands_for is None:
+                return is_instance(value, kinds)
+            return issubclass(type(value), kinds) or issubclass(stands_for, kinds)
 
         def apply(cls: type[Function], *args: Any, **options: Any) -> Any:
             if cls is CheckpointFunction:
@@ -115,10 +136,12 @@ class Tracer(ChangesTracer):
             return self.create_proxy("call_function", call, args, options)
 
         Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        builtins.isinstance = shown
         try:
             yield
         finally:
             Function.apply = plain  # type: ignore[method-assign]
+            builtins.isinstance = is_instance
 
     def create_node(self, kind: str, target: Any, *given: Any, **options: Any) -> fx.Node:
         if kind.startswith("call") and self.root.training and (now := _modes()) != self.modes:
@@ -204,24 +227,26 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
         InputError: where it does something else in evaluation, but for dropout.
     """
     flags = {module: module.training for module in root.modules()}
-    buffers, plain = [(buffer, times_written(buffer)) for buffer in root.buffers()], _plain_values(root)
+    own = OwnState(root)
+
+    def trace_in(tracer: Tracer, mode: bool) -> fx.Graph:
+        modes = [(module, module.training) for module in root.train(mode).modules()]
+        graph = tracer.trace(root)
+        if switched := [module for module, flag in modes if module.training != flag]:
+            raise InputError(
+                f"{title}.forward calls train() or eval() of a {type(switched[0]).__name__}, which its trace does not "
+                "show; switch it before from_pyg, where it stays so"
+            )
+        return graph
+
     try:
         tracers = (make(), make()) if make else (Tracer(title), Tracer(title))
-        with functions_of_edges_seen():
-            training, evaluation = (tracer.trace(root.train(mode)) for tracer, mode in zip(tracers, (True, False)))
+        with functions_of_edges_seen(), own:
+            training, evaluation = map(trace_in, tracers, (True, False))
     finally:
         for module, flag in flags.items():
             module.training = flag
-    for (buffer, times), now in zip(buffers, root.buffers(), strict=True):
-        if now is not buffer or times_written(now) != times:
-            raise InputError(f"{title}.forward changes a buffer of its own; leave that out")
-    now_plain = _plain_values(root)
-    for place, value in plain.items():
-        if now_plain.get(place, value) != value:
-            raise InputError(
-                f"{title}.forward changes {place} of its own, from {value!r}, and layers keep what it is in the first "
-                "call; leave that out, or make a new Trainer where it changes"
-            )
+    own.check(title)
     for node in training.nodes:
         if is_of_edges(node):
             refuse_edges(node, title)
@@ -256,14 +281,6 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
         if found and found[0] is not found[1] and not torch.equal(*found):
             raise InputError(f"{title}.forward makes other numbers in every call; make them once, as a buffer")
     return training
-
-
-def _plain_values(root: nn.Module) -> dict[str, Any]:
-    """Numbers, words and switches that modules of people's own keep, by their names."""
-    own = ((place, part) for place, part in root.named_modules() if not type(part).__module__.startswith("torch"))
-    values = (((place, name), value) for place, part in own for name, value in vars(part).items())
-    plain = {at: value for at, value in values if isinstance(value, int | float | str) and at[1] != "training"}
-    return {f"{place}.{name}".removeprefix("model."): value for (place, name), value in plain.items()}
 
 
 def tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.graph.vertex_types import VertexTypes
-from hongtu.kernels.torch_private import compiled_from, is_dropout
+from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, with_hooks_of
 from hongtu.model.expression import label
 from hongtu.model.typed_attention import TypedStatistics, attended
 from hongtu.model.typed_hop import NormalizedGcn, Packing, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
@@ -188,8 +188,10 @@ class Hops(TypedValues):
             ids, first = made.ids[self._kind(node)], self._types.starts[self._kind(node)]
             return made.graph.call_function(rows_at, (made.graph.node_copy(node), ids, first))
         if p is not None:
-            rows = made.own[node.all_input_nodes[0]]
-            return rows if p == 0 else made.graph.call_module(self._dropout(p), (rows, made.ids[self._kind(node)]))
+            rows, module = made.own[node.all_input_nodes[0]], self._module(node)
+            if p == 0 and not (module and has_hooks(module)):
+                return rows
+            return made.graph.call_module(self._dropout(p, module), (rows, made.ids[self._kind(node)]))
         if conv is not None:
             return self._call_gcn(made, node, conv) if is_gcn(conv) else self._call(made, node, conv)
         if node.target is attended:
@@ -252,5 +254,5 @@ class Hops(TypedValues):
             return None
         return module.p if module.training else 0.0  # type: ignore[return-value]
 
-    def _dropout(self, p: float) -> str:
-        return self._made_module(Dropout(p))
+    def _dropout(self, p: float, module: nn.Module | None) -> str:
+        return self._made_module(Dropout(p) if module is None else with_hooks_of(module, Dropout(p)))

@@ -17,6 +17,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.vertex_types import VertexTypes
 from hongtu.model.checks import modes_kept
 from hongtu.model.edge_functions import refuse_edges
+from hongtu.model.random_state import kept_random_state
 from hongtu.model.traced import line_of_forward
 from hongtu.model.tracer import Tracer, is_convolution, traced
 from hongtu.model.typed_attention import TypedConv, is_han
@@ -152,7 +153,7 @@ class _Tracer(Tracer):
     def create_node(self, *given: Any, **more: Any) -> fx.Node:
         node = super().create_node(*given, **more)
         if node.op != "output":
-            with _untraced(), torch.no_grad():
+            with _untraced(), torch.no_grad(), kept_random_state():
                 node.meta[EXAMPLE] = self._run(node)
         return node
 

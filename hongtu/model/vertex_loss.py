@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError, refused_as
+from hongtu.kernels.torch_private import leaves_of
 from hongtu.model.loss_terms import (
     DEFAULT,
     KINDS,
@@ -201,6 +202,12 @@ class MeanLoss:
             )
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
                 losses = checked(title, loss(*given), count)
+            if others := [leaf for leaf in leaves_of(losses) if leaf is not given[0]]:
+                raise InputError(
+                    f"{title} is computed of a parameter, too, of shape {tuple(others[0].shape)}, which gets no "
+                    "gradient of it; leave that out: an optimizer's weight_decay adds the squares of parameters, and a "
+                    "module of the model trains others"
+                )
             two = given[1][torch.arange(ROWS) % min(2, count)]
             check_alone(
                 title, lambda out, row, own=loss, two=two: own(out, two[row]), _outputs(ROWS, columns, dtype),

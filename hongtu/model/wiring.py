@@ -10,7 +10,6 @@ each, "x, e -> x, e"; other layers may take edges in place of the graph's featur
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import copied
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import rules_of
 
@@ -53,7 +53,7 @@ class Modules(nn.ModuleList):
 
     def first(self, count: int) -> Modules:
         """Copies of the first ones."""
-        return copy.deepcopy(Modules(list(self)[:count], self.headers[:count]))
+        return copied(Modules(list(self)[:count], self.headers[:count]))
 
 
 class RowFunction(nn.Module):

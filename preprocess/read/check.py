@@ -166,7 +166,7 @@ def _check_edge_numbers(raw: RawGraph) -> None:
 def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
     kind, edges = raw.edge_type, raw.edges.shape[1]
     good = kind.dtype.kind in "iu" and kind.shape == (edges,)
-    raw.expect("edge_type", kind, good, f"integers [{edges}]; save one type for each edge, or remove it")
+    raw.expect("edge_type", kind, good, f"integers [{edges}]; save one type for each edge, as a whole number")
     bound = max(edges, FREE_CLASSES)
     for lo in range(0, edges, BLOCK):
         block = kind[lo : lo + BLOCK]
@@ -203,6 +203,8 @@ def _check_features(raw: RawGraph) -> None:
         remedy = "make columns of its fields, with numpy.lib.recfunctions.structured_to_unstructured"
     elif features.shape == (vertices,):
         remedy = "write one column, x[:, None]"
+    elif features.ndim > 2 and len(features) == vertices:
+        remedy = "make one row of each, x.reshape(len(x), -1)"
     elif features.dtype.kind in NUMBERS:
         remedy = "save a row for each vertex, or pass --features random:F"
     raw.expect(

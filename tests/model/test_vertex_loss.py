@@ -19,6 +19,7 @@ from tests.models import SIX
 from tests.training import STRATEGIES, check
 
 GCN = SIX[0]
+LEARNED = nn.Parameter(torch.ones(4, 3))
 
 
 def of_names(name, module):
@@ -91,6 +92,12 @@ def test_balanced_weights_are_those_of_scikit_learn():
         (problems.awkward, LossTerm("cross_entropy", mask=np.zeros(64, bool)), "empty"),
         (problems.awkward, LossTerm("cross_entropy", vertex_weight=-np.ones(64)), "at least 0"),
         (problems.awkward, LossTerm("cross_entropy", vertex_weight=np.zeros(64)), "add up to 0"),
+        (
+            problems.awkward,
+            lambda o, t: o.square().sum(1) + LEARNED.square().sum(),
+            r"of shape \(4, 3\), .*weight_decay",
+        ),
+        (problems.multi_label, lambda o, t: o.square().sum(1) * LEARNED.exp()[0, 0], "a module of the model trains"),
     ],
 )
 def test_wrong_losses_are_refused(problem, loss, message):

@@ -120,23 +120,31 @@ def checkpointed(self, x, edge_index):
     ],
 )
 def test_however_a_forward_is_written(write):
+    trains_as_in_torch(write, of_data=write is of_a_data)
+
+
+def trains_as_in_torch(write, prepare=lambda model: None, *, of_data=False, kind=Written):
+    """Losses and predictions of two epochs are those of the same module on the whole graph."""
     problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
-    model = (WrittenOfData if write is of_a_data else Written)(write, problem.width, problem.classes).double()
+    model = (WrittenOfData if of_data else kind)(write, problem.width, problem.classes).double()
+    prepare(model)
     trainer = hongtu.Trainer(
         problems.prepare(problem, 2, 3), hongtu.from_pyg(model), optimizer=training.sgd, dtype=torch.float64
     )
     found = training.train(trainer, 2).losses
     data = Data(x=torch.from_numpy(problem.features).double(), edge_index=problem.edge_index)
     mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
-    given, optimizer = (data,) if write is of_a_data else (data.x, data.edge_index), training.sgd(model.parameters())
+    given = {"data": data} if of_data else {"x": data.x, "edge_index": data.edge_index}
+    optimizer = training.sgd(model.parameters())
+    model.train()
     for loss in found:
         optimizer.zero_grad()
-        expected = torch.nn.functional.cross_entropy(model(*given)[mask], labels[mask])
+        expected = torch.nn.functional.cross_entropy(model(**given)[mask], labels[mask])
         expected.backward()
         optimizer.step()
         assert loss == pytest.approx(expected.item(), rel=1e-10)
     with torch.no_grad():
-        torch.testing.assert_close(trainer.predict(), model.eval()(*given), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(trainer.predict(), model.eval()(**given), rtol=1e-9, atol=1e-9)
 
 
 WRITTEN = {  # and what is said of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _codecs
 import gzip
+import io
 import os
 import pickle
 import tracemalloc
@@ -186,6 +187,12 @@ def market(kind, *lines):
     return "\n".join([f"%%MatrixMarket matrix coordinate {kind}", *lines, ""]).encode()
 
 
+def packed(**arrays):
+    held = io.BytesIO()
+    np.savez(held, **arrays)
+    return held.getvalue()
+
+
 # name -> (file name, its content, arguments, what the message must contain)
 MALFORMED = {
     "one column": ("edges.txt", b"0 1\n\n# note\n5\n", [], ["edges.txt: line 4: 1 columns, expected 2"]),
@@ -215,6 +222,11 @@ MALFORMED = {
         "edges.mtx", b"%%MatrixMarket matrix array real general\n1 1\n1.0\n", [], ["a dense array, expected sparse"],
     ),
     "not npz": ("edges.npz", b"nonsense", [], ["edges.npz: not a readable scipy sparse matrix"]),
+    "npz of arrays": (
+        "edges.npz", packed(edge_index=np.zeros((2, 3), int), node_labels=np.arange(3)), [],
+        ["pass its arrays (edge_index, node_labels) to hongtu.preprocess_graph"],
+    ),
+    "numbers of numpy.savetxt": ("edges.txt", b"1.000e+00 2.000e+00\n", [], ["of numpy.savetxt, fmt='%d'"]),
     "unknown": ("edges.doc", b"", [], ["edges.doc: unknown format '.doc', expected .txt, .csv", "rename it to .txt"]),
     "JSON lines": ("edges.jsonl", b"{}", [], ["'.jsonl'", "pandas.read_json(path, lines=True).to_csv('edges.csv', i"]),
     "no ending": ("edges", b"0 1\n", [], ["edges: unknown format ''", "an edge on each line, rename it to .txt"]),

@@ -33,6 +33,29 @@ def look(layers: list[Any], features: int = F, edges: EdgeData = NO_EDGE_DATA, w
     refuse_mixing(network, form)
 
 
+NUMBERED = {
+    "fewer than columns": lambda h: torch.cat([h[:8] * 2, h[8:]]),
+    "too many to look at": lambda h: torch.cat([h[:3000000] * 2, h[3000000:]]),
+    "written": lambda h: zeroed(h, slice(None, 100)),
+    "from behind": lambda h: zeroed(h, slice(-50, None)),
+    "counted": lambda h: h * (torch.arange(len(h)) < 60).to(h.dtype).unsqueeze(1),
+    "counted from": lambda h: h.where(torch.arange(len(h)).unsqueeze(1) >= 200, 0.0),
+}
+
+
+def zeroed(h, where):
+    out = h.clone()
+    out[where] = 0.0
+    return out
+
+
+@pytest.mark.parametrize("rows", NUMBERED)
+def test_rows_by_their_number(rows):
+    """Users before items, say: whatever the number, though the rows that are judged are fewer."""
+    with pytest.raises(InputError, match="mixes the rows of its input"):
+        look([hnn.GCNConv(F, F), Of(NUMBERED[rows]), hnn.GCNConv(F, CLASSES)])
+
+
 @pytest.mark.parametrize("first", range(0, 40, 5))
 def test_random_models(first: int) -> None:
     """All of 300: ``python -m tests.train.mixing_models``."""

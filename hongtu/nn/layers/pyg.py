@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import typing
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import InputError, names_known
+from hongtu.kernels.torch_private import copied
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
@@ -101,22 +101,26 @@ class PyGLayer(Layer):
             lacks = [
                 key for key in ("edge_attr", "edge_weight", "edge_type") if key in self._takes and key not in options
             ]
+            failed: Exception = error
+            if self._of_ones_own and not isinstance(error, RuntimeError | IndexError):
+                try:
+                    self._check_local(h.shape[1], {key: x for key, x in options.items() if key != "size"})
+                except (AttributeError, TypeError, RuntimeError, IndexError) as again:
+                    failed = again
+                else:
+                    self._given_one = True
+                    return self.forward(block, h)
             if lacks and isinstance(error, AttributeError | TypeError):
                 raise InputError(
-                    f"PyGLayer({name}): its forward fails without {lacks[0]} ({error}); hand it on, as conv(x, "
+                    f"PyGLayer({name}): its forward fails without {lacks[0]} ({failed}); hand it on, as conv(x, "
                     f"edge_index, {lacks[0]}), and preprocess a graph that has one, as data.{lacks[0]}"
                 ) from error
-            if not self._of_ones_own or isinstance(error, RuntimeError | IndexError):
+            if failed is error:
                 raise
-            try:
-                self._check_local(h.shape[1], {key: x for key, x in options.items() if key != "size"})
-            except (AttributeError, TypeError, RuntimeError, IndexError) as again:
-                raise InputError(
-                    f"PyGLayer({name}): its forward takes neither rows nor a pair of rows, of sources and destinations "
-                    f"({error}; {again}); make it take x as in torch_geometric's own, or write it as a hongtu.nn.Layer"
-                ) from error
-            self._given_one = True
-            return self.forward(block, h)
+            raise InputError(
+                f"PyGLayer({name}): its forward takes neither rows nor a pair of rows, of sources and destinations "
+                f"({error}; {failed}); make it take x as in torch_geometric's own, or write it as a hongtu.nn.Layer"
+            ) from error
 
     def _behind_another(self, block: Block, h: Tensor, options: dict[str, Any]) -> Tensor:
         """For what fails where the first destinations, or all, have no in-edges, as torch_geometric's median does: one
@@ -139,7 +143,7 @@ class PyGLayer(Layer):
             InputError: with what to use instead.
             RuntimeError: torch's, when it takes rows of another width.
         """
-        conv, name = copy.deepcopy(self.conv).eval().cpu(), type(self.conv).__name__
+        conv, name = copied(self.conv).eval().cpu(), type(self.conv).__name__
         dtype = next((p.dtype for p in conv.parameters() if p.is_floating_point()), torch.float32)
         edges = torch.arange(48)
         source, destination = edges * edges % 17 % 16, edges * 5 % 13 % 16  # some edges twice, some self-loops
@@ -199,6 +203,11 @@ def check_convolution(conv: torch.nn.Module, *, updates_edges: bool = False) -> 
         raise ValueError(f"PyGLayer({name}): its forward returns a {gives}, expected the rows of one tensor; {remedy}")
     parameters = signature.parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if needed[:1] == ["edge_index"]:
+        raise ValueError(
+            f"PyGLayer({name}): its forward takes edges and no rows, and has weights for each vertex, of which a chunk "
+            "has some; rows that are learned are the x of an artifact with features='embedding:D', and SAGEConv adds up"
+        )
     if len([argument for argument in needed if argument not in beside]) > 2:
         raise ValueError(
             f"PyGLayer({name}): its forward needs {', '.join(needed)}, and a layer has rows, edges, and weights, "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,13 @@ def load_matrix(path: Path) -> Any:
         raise
     except Exception as error:  # zip, pickle, key, memory and value errors: all mean the file is not what it should be
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{path}: not a readable scipy sparse matrix ({reason}); use scipy.sparse.save_npz") from None
+        arrays = []
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            arrays = [name.removesuffix(".npy") for name in archive.namelist()][:9]
+        others = f", or pass its arrays ({', '.join(arrays)}) to hongtu.preprocess_graph" if arrays else ""
+        raise InputError(
+            f"{path}: not a readable scipy sparse matrix ({reason}); use scipy.sparse.save_npz{others}"
+        ) from None
 
 
 def _check_offsets(path: Path) -> None:

@@ -165,8 +165,11 @@ def _numbers(
         raise InputError(f"{where(bad)}: weight {shown!r}, expected a number of at most {WIDTH} characters")
     if shown.lstrip("+-").isdecimal():
         raise NotIntegers(f"{where(bad)}: id {shown} does not fit 64 bits; pass --relabel")
-    if re.fullmatch(r"[+-]?[0-9]+\.0*", shown):
-        raise NotIntegers(f"{where(bad)}: id {shown!r}, expected an integer; save the ids as int64 (in pandas, astype)")
+    if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", shown, re.IGNORECASE) and float(shown).is_integer():
+        raise NotIntegers(
+            f"{where(bad)}: id {shown!r}, expected an integer; save the ids as int64 (in pandas, astype; of "
+            "numpy.savetxt, fmt='%d')"
+        )
     if re.fullmatch(r"[+-]?[0-9]+\s+(#|%|//).*", shown):
         raise InputError(f"{where(bad)}: id {shown!r}, expected an integer; leave out comments at the end of lines")
     raise NotIntegers(f"{where(bad)}: id {shown!r}, expected an integer; pass --relabel to read names as they are")

@@ -1,0 +1,74 @@
+"""Hooks of the parts of a model: called as in torch, also where something else stands for the part, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+
+import hongtu
+from hongtu.errors import InputError
+from tests import graphs, problems
+from tests.model.test_written_forwards import Written, trains_as_in_torch
+
+
+def through(self, x, edge_index):
+    return self.last(self.part(self.first(x, edge_index)), edge_index)
+
+
+def with_part(make, hooked=lambda part: part):
+    def prepare(model):
+        model.part = make().double()
+        hooked(model.part).register_forward_hook(lambda module, given, out: out * 1.5)
+
+    return prepare
+
+
+PARTS = {
+    "dropout": lambda: torch.nn.Dropout(0.0),
+    "nothing": torch.nn.Identity,
+    "linear": lambda: pyg.Linear(8, 8),
+    "a weight that a hook makes": lambda: torch.nn.utils.weight_norm(torch.nn.Linear(8, 8)),
+    "norm of rows": lambda: pyg.LayerNorm(8, mode="node"),
+    "behind a norm": lambda: torch.nn.Sequential(pyg.BatchNorm(8), torch.nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_hooks_of_parts(part):
+    """What stands for a dropout has its hooks, and a part that does nothing but for its hooks stays."""
+    trains_as_in_torch(through, with_part(PARTS[part], lambda x: x[1] if part == "behind a norm" else x))
+
+
+NETWORKS = {
+    "linear": (lambda: torch.nn.Sequential(pyg.Linear(8, 8), torch.nn.ReLU()), lambda network: network[0]),
+    "dropout": (lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.0)), lambda network: network[1]),
+    "network": (lambda: pyg.MLP([8, 8, 8], norm=None), lambda network: network),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_hooks_of_what_is_inside_a_convolution(network):
+    make, hooked = NETWORKS[network]
+
+    def forward(self, x, edge_index):
+        return self.last(self.part(self.first(x, edge_index), edge_index), edge_index)
+
+    trains_as_in_torch(forward, with_part(lambda: pyg.GINConv(make()), lambda part: hooked(part.nn)))
+
+
+NORMS = {
+    "whole": (lambda: pyg.GraphNorm(8), lambda norm: norm),
+    "batch": (lambda: pyg.BatchNorm(8), lambda norm: norm),
+    "inside": (lambda: pyg.BatchNorm(8), lambda norm: norm.module),
+    "torch's": (lambda: torch.nn.BatchNorm1d(8), lambda norm: norm),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_hooks_of_norms_are_refused(norm):
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    model = Written(through, problem.width, problem.classes)
+    with_part(*NORMS[norm])(model)
+    with pytest.raises(InputError, match=r"it has hooks, .*; remove them, or hook a torch.nn.Identity\(\) before or"):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model.float()))

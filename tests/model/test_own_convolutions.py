@@ -1,0 +1,92 @@
+"""Convolutions of one's own, with what people write in them: exact, in chunks and in the smallest budget."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
+
+import hongtu
+from tests import graphs, problems, training
+
+
+class Own(MessagePassing):
+    def __init__(self, columns_in, columns_out):
+        super().__init__()
+        self.lin, self.gate = torch.nn.Linear(columns_in, columns_out), torch.nn.Linear(2 * columns_out, 1)
+
+
+class KeepsShares(Own):
+    """Has the shares of its last call, their gradients with them."""
+
+    def forward(self, x, edge_index):
+        self.rows = [self.lin(x)]
+        return self.propagate(edge_index, x=self.rows[0])
+
+    def message(self, x_i, x_j, index):
+        self.alpha = softmax(self.gate(torch.cat([x_i, x_j], dim=1)).tanh(), index)
+        return self.alpha * x_j
+
+
+class WeighsIfAsked(Own):
+    """Takes one tensor, and weights or none."""
+
+    def forward(self, x, edge_index, edge_weight=None):
+        if edge_weight is None:
+            edge_weight = torch.ones(edge_index.shape[1], dtype=x.dtype)
+        return self.propagate(edge_index, x=self.lin(x), edge_weight=edge_weight)
+
+    def message(self, x_j, edge_weight):
+        return edge_weight.view(-1, 1) * x_j
+
+
+class Multiplies(Own):
+    def forward(self, x, edge_index):
+        size = (len(x), len(x))
+        matrix = torch.sparse_coo_tensor(edge_index.flip(0), x.new_ones(edge_index.shape[1]), size)
+        return torch.sparse.mm(matrix, self.lin(x))
+
+
+class MultipliesRows(Own):
+    def forward(self, x, edge_index):
+        size = (len(x), len(x))
+        matrix = torch.sparse_coo_tensor(edge_index.flip(0), x.new_ones(edge_index.shape[1]), size)
+        return matrix.to_sparse_csr() @ self.lin(x)
+
+
+class Two(torch.nn.Module):
+    def __init__(self, kind, features, classes):
+        super().__init__()
+        self.first, self.last = kind(features, 8), kind(8, classes)
+
+    def forward(self, x, edge_index):
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("kind", [KeepsShares, WeighsIfAsked, Multiplies, MultipliesRows])
+def test_own_convolutions(kind):
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    torch.manual_seed(0)
+    model = Two(kind, problem.width, problem.classes).double()
+    x, edges = torch.from_numpy(problem.features).double(), problem.edge_index
+    model(x, edges)  # as for lazy weights
+    options = {"optimizer": training.sgd, "dtype": torch.float64}
+    artifact, layers = problems.prepare(problem, 2, 3), functools.partial(hongtu.from_pyg, model)
+    budget = training.smallest_budget(artifact, layers, **options)
+    trainers = [hongtu.Trainer(artifact, layers(), device_memory=limit, **options) for limit in (None, budget)]
+    optimizer = training.sgd(model.parameters())
+    mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x, edges)[mask], labels[mask])
+        loss.backward()
+        optimizer.step()
+        for trainer in trainers:
+            record = trainer.train_epoch()
+            assert record.loss == pytest.approx(loss.item(), rel=1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(trainers[0].predict(), model.eval()(x, edges), rtol=1e-9, atol=1e-9)
