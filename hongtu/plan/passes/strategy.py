@@ -92,6 +92,14 @@ SAVINGS = (
 )
 
 
+def with_saving(strategy: Strategy, saving: str) -> Strategy:
+    """A strategy with one more saving on."""
+    if saving == "lookahead":
+        return replace(strategy, reuse="lookahead", schedule="input", group=True)
+    switched: dict[str, Any] = {saving: True}
+    return replace(strategy, **switched)
+
+
 def alone(saving: str) -> Strategy:
     """The paper's strategy with one saving on.
 
@@ -100,7 +108,4 @@ def alone(saving: str) -> Strategy:
     """
     if saving not in SAVINGS:
         raise InputError(f"saving {saving!r}: expected one of {', '.join(SAVINGS)}")
-    if saving == "lookahead":
-        return replace(_PAPER, reuse="lookahead", schedule="input", group=True)
-    switched: dict[str, Any] = {saving: True}
-    return replace(_PAPER, **switched)
+    return with_saving(_PAPER, saving)
