@@ -18,7 +18,7 @@ from hongtu.device.simulated import SimulatedBackend
 from hongtu.errors import BudgetError
 from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program.check import check_program
+from tests.checker.check import check_program
 from tests.models import Model
 from tests.problems import Problem, prepare
 

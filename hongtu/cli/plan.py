@@ -36,7 +36,6 @@ def add_parser(subparsers: Any) -> None:
     add("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     add("--json", action="store_true", help="print one JSON object instead of tables")
     add("--listing", nargs="?", const="", metavar="PASS", help="print the program, or one pass of it, and nothing else")
-    add("--check", action="store_true", help="read the program for faults before anything is printed")
     add("--batch", type=int, metavar="K", help="with --listing: the batch whose rows are shown (default: the first)")
     parser.set_defaults(execute=run)
 
@@ -71,10 +70,6 @@ def run(options: argparse.Namespace) -> None:
     if budget is None:
         budget = hardware.memory_for(artifact.topology.partitions)
     plan = _plan(config, artifact, device_memory=budget, hardware=hardware, host_memory=config.host_memory)
-    if options.check:
-        from hongtu.plan.program.check import check_program
-
-        check_program(compile_plan(plan))
     if options.listing is not None:
         from hongtu.plan.program.listing import list_program
 
@@ -96,7 +91,7 @@ def _run_counts(options: argparse.Namespace, config: ModelConfig, counts: GraphC
     """Plan without a graph."""
     from hongtu.cli.plan_text import counts_table
 
-    of_artifacts = ("ranks", "explain", "plot", "listing", "check")
+    of_artifacts = ("ranks", "explain", "plot", "listing")
     _refuse(options, of_artifacts, "needs an artifact, and there are only counts; leave it out")
     partitions = options.partitions or hardware.devices
     result = describe_counts(counts, config, hardware, partitions, partial(_plan, config))
@@ -140,7 +135,7 @@ def _run_ranks(options: argparse.Namespace, config: ModelConfig, artifact: Artif
 
     if options.ranks < 2:
         raise InputError(f"--ranks {options.ranks}: expected at least 2; leave it out for one process")
-    _refuse(options, ("explain", "plot", "listing", "check"), "shows one process's plan; leave --ranks out")
+    _refuse(options, ("explain", "plot", "listing"), "shows one process's plan; leave --ranks out")
     budget = _budget(config, artifact, hardware)
     plans = plan_ranks(
         artifact, make_layers(config, artifact), options.ranks, config.dependencies, device_memory=budget,

@@ -10,10 +10,10 @@ import torch
 
 from hongtu.engine.stores import STORES
 from hongtu.metrics import BELOW
-from hongtu.plan.program.check import check_program
 from hongtu.plan.program.listing import list_program
 from hongtu.plan.search import host
 from tests import problems, staged, training
+from tests.checker.check import check_program
 from tests.exact.test_spill import DEEP, NORMED, check_same, pair
 from tests.models import SIX
 from tests.staged import everything, on_disk

@@ -17,11 +17,11 @@ from hongtu.plan.memory.host import Kept
 from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.program import moves
-from hongtu.plan.program.check import GIVEN
 from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.predict import placed_row, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.program.rows import DESTINATIONS, PartOfChunk, Picked, SlotsOfSources
+from tests.checker.check import GIVEN
 from tests.ledger.form import HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space
 from tests.ledger.lower_body import Body, mode_of
 from tests.ledger.lower_disk import OnDisk

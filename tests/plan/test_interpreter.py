@@ -14,13 +14,13 @@ from hongtu.graph.reach import receptive_field
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
-from hongtu.plan.program.check import check_program
 from hongtu.plan.program.moves import Copy
 from hongtu.plan.program.predict import copied_rows, crossing_bytes, row_bytes
 from hongtu.plan.search.build import make_plan, sketch_plan
 from hongtu.plan.search.host import candidates, with_spilled
 from hongtu.plan.search.residents import _units, every_tensor
 from tests import tiny
+from tests.checker.check import check_program
 from tests.interpreter import Interpreter
 from tests.plan.test_transfer_plan import random_case
 

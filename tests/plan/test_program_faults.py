@@ -13,12 +13,12 @@ from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.host import Kept
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
-from hongtu.plan.program.check import check_program
-from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Call, Copy, Ref
 from hongtu.plan.program.on_disk import Laid
 from hongtu.plan.program.rows import Picked, Picks, SlotsOfSources
+from tests.checker.check import check_program
+from tests.checker.held import ProgramError
 from tests.plan.test_listing import program_of
 from tests.staged import everything, on_disk
 

@@ -15,12 +15,12 @@ from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.check import check_program
-from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Copy, Ref, call, with_drops
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, OfChunk, Picked, Picks, SlotsOfSources
+from tests.checker.check import check_program
+from tests.checker.held import ProgramError
 from tests.interpreter import Interpreter
 
 CASES = 300  # tiny graphs per policy

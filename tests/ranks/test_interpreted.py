@@ -14,11 +14,11 @@ from hongtu.graph.artifact import Artifact
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.strategy import get_strategy
-from hongtu.plan.program.check import check_program
 from hongtu.plan.search.build import make_plan, sketch_plan
 from hongtu.ranks.fabric import fabric_of_hosts
 from hongtu.ranks.share import deal_partitions, share_of
 from hongtu.ranks.stages import ByLayer, ByVertex
+from tests.checker.check import check_program
 from tests.interpreter import Interpreter, run_ranks
 from tests.plan.test_interpreter import Model, random_shape
 from tests.plan.test_transfer_plan import random_case

@@ -16,13 +16,13 @@ from hongtu.graph.halo import Crossing
 from hongtu.plan.cost.seconds import _beside
 from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program.check import check_program
-from hongtu.plan.program.held import ProgramError
 from hongtu.plan.program.moves import Post
 from hongtu.plan.search.build import make_plan
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer
 from tests import graphs, problems, training
+from tests.checker.check import check_program
+from tests.checker.held import ProgramError
 from tests.models import SIX
 from tests.plan.test_interpreter import random_shape
 from tests.plan.test_transfer_plan import random_case

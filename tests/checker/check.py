@@ -16,12 +16,12 @@ import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.check_memory import AllHeld
-from hongtu.plan.program.held import NEVER, NONE, NOTHING, VALUE, ZERO, Held, ProgramError, demand
 from hongtu.plan.program.instruction import Instruction, Stores
 from hongtu.plan.program.moves import Call, Copy, Ref
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.program.rows import SOURCES, OwnRows, PartOfChunk, Picked, SlotsOfSources
+from tests.checker.held import NEVER, NONE, NOTHING, VALUE, ZERO, Held, ProgramError, demand
+from tests.checker.memory import AllHeld
 
 GIVEN = (  # on the host from the start
     FEATURES, "ids", "statistics", "factors", "edge_id_start", "labels", "loss_bits",

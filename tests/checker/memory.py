@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hongtu.plan.program.check_spilled import Spilled
-from hongtu.plan.program.held import Held, demand
 from hongtu.plan.program.instruction import Stores
 from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.program import PassProgram
 from hongtu.plan.program.rows import SOURCES, OwnRows, Picked
+from tests.checker.held import Held, demand
+from tests.checker.spilled import Spilled
 
 
 class HeldRows(NamedTuple):
