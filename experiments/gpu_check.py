@@ -195,7 +195,7 @@ class Check:
             (work / "gpu-check.txt").write_text("\n".join(map(line, self.known.values())) + "\n")
             for name in ("gpu-check.jsonl", "gpu-check.txt", "gpu-check.log"):
                 if (work / name).exists():
-                    shutil.copyfile(work / name, out / name)
+                    os.replace(shutil.copyfile(work / name, out / f".{name}"), out / name)  # whole, also if killed
         except (OSError, OutputError) as error:  # a full disk costs no part
             with suppress(OSError, ValueError):
                 print(f"cannot be written: {error}", flush=True)

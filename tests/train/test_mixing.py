@@ -62,6 +62,7 @@ def test_random_models(first: int) -> None:
     assert [wrong for number in range(first, first + 5) if (wrong := judged(number))] == []
 
 
+@pytest.mark.filterwarnings("ignore:std:UserWarning")  # of one row
 def test_it_is_known_which_parts_mix() -> None:
     torch.manual_seed(0)
     assert [name for name, make in MIXING.items() if not differs(make())] == []
