@@ -165,7 +165,7 @@ def same_types(found, expected):
 
 
 @pytest.mark.long
-@pytest.mark.most(4)
+@pytest.mark.most(2)
 @pytest.mark.parametrize("spills", [False, True], ids=["", "disk"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["mean", "hgt", "embedded"])

@@ -65,7 +65,7 @@ def load_matrix(path: Path) -> Any:
     except Exception as error:  # zip, pickle, key, memory and value errors: all mean the file is not what it should be
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         arrays = []
-        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        with suppress(Exception), zipfile.ZipFile(path) as archive:  # a damaged one raises whatever it pleases
             arrays = [name.removesuffix(".npy") for name in archive.namelist()][:9]
         others = f", or pass its arrays ({', '.join(arrays)}) to hongtu.preprocess_graph" if arrays else ""
         raise InputError(
