@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.faults.kill import kill_and_resume
 from tests.faults.leaks import train_long
 from tests.faults.memory import replan_many
 from tests.faults.outcome import Outcome
-from tests.faults.processes import finish, start_command
+from tests.faults.processes import CONTEXT, finish, start_command
 from tests.faults.rank_signals import interrupt_ranks
 from tests.faults.ranks import disturb_ranks
 from tests.faults.report import BEGIN, END, keep, write_report
@@ -60,7 +61,9 @@ def test_what_a_run_wrote_is_read_again_or_refused(name):
 
 @pytest.mark.long
 def test_two_hundred_epochs_take_no_more_than_three():
-    outcome = train_long(200, every=20, vertices=60, edges=300)
+    """In a process that nothing else has used."""
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        outcome = pool.submit(train_long, 200, every=20, vertices=60, edges=300).result()
     assert outcome.tries == 197 and not outcome.losses
 
 
