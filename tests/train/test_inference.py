@@ -165,10 +165,7 @@ def same_types(found, expected):
 
 
 @pytest.mark.long
-@pytest.mark.most(2)
-@pytest.mark.parametrize("spills", [False, True], ids=["", "disk"])
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", ["mean", "hgt", "embedded"])
+@pytest.mark.parametrize(("name", "ranks", "spills"), [("mean", 1, False), ("mean", 2, True), ("embedded", 1, True)])
 def test_typed_graphs(name, ranks, spills, tmp_path):
     which = BARE if name == "embedded" else ()
     artifact, model = problems.prepare(typed_problem(*which), 4, 3), reference(name, which).model
