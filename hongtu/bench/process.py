@@ -90,12 +90,11 @@ class Worker:
 
     def _answer(self, answers: list[Future[dict[str, Any]]]) -> dict[str, Any]:
         wait(answers, return_when=FIRST_EXCEPTION)  # the others may wait for one that has ended
-        if any(answer.done() and isinstance(answer.exception(), RankLost) for answer in answers):
+        if any(isinstance(failure, RankLost) for failure in _failures(answers)):
             wait(answers, timeout=CAUSE_SECONDS)  # whoever lost a rank may say so before it is known why that one ended
-        failures = [answer.exception() for answer in answers if answer.done()]
         try:
-            for failure in sorted(filter(None, failures), key=lambda failure: isinstance(failure, RankLost)):
-                raise failure
+            if failures := _failures(answers):
+                raise min(failures, key=lambda failure: isinstance(failure, RankLost))
             return of_ranks([answer.result() for answer in answers])
         except InputError as refused:
             refused.args = (f"{self.run.label}: {refused}",)
@@ -104,6 +103,10 @@ class Worker:
             raise RuntimeError(
                 f"{self.run.label}: its process was killed (out of memory?), or its error is above"
             ) from None
+
+
+def _failures(answers: list[Future[Any]]) -> list[BaseException]:
+    return [failure for answer in answers if answer.done() and (failure := answer.exception()) is not None]
 
 
 def of_ranks(found: list[dict[str, Any]]) -> dict[str, Any]:
