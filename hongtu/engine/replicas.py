@@ -7,6 +7,7 @@ import copy
 import torch
 
 from hongtu.device.backends import Backend
+from hongtu.kernels.torch_private import copied
 from hongtu.model.network import Network
 from hongtu.nn.convolution import is_setting
 from hongtu.nn.dropout import epoch_key, key_bytes
@@ -29,7 +30,7 @@ class Replicas:
         on = {home: network}
         for gpu in dict.fromkeys(backend.gpu_of(i) for i in range(partitions)):
             if gpu not in on:
-                on[gpu] = copy.deepcopy(network)
+                on[gpu] = copied(network, network.modules)
                 on[gpu].modules.to(backend.where(gpu))
         self.of = [on[backend.gpu_of(i)] for i in range(partitions)]
         self.every = list(on.values())
@@ -59,9 +60,9 @@ class Replicas:
     def _copy(self, network: Network) -> None:
         """Have all that the home's modules have."""
         home = self.every[0].modules
-        for copied, module in zip(network.modules.modules(), home.modules(), strict=True):
+        for twin, module in zip(network.modules.modules(), home.modules(), strict=True):
             settings = {name: value for name, value in vars(module).items() if is_setting(value)}
-            vars(copied).update(copy.deepcopy(settings))  # a schedule may have set some
+            vars(twin).update(copy.deepcopy(settings))  # a schedule may have set some
         for own, value in zip(network.modules.parameters(), home.parameters(), strict=True):
             own.requires_grad_(value.requires_grad)
         mine, theirs = ((*of.parameters(), *of.buffers()) for of in (network.modules, home))

@@ -56,13 +56,18 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(pre or module._forward_hooks or module._backward_hooks)
 
 
-def copied(module: Any) -> Any:
-    """A deep copy, in which results of calls that a module keeps are plain numbers, which torch does not copy else."""
+def copied(whole: Any, module: Any = None) -> Any:
+    """A deep copy, in which results of calls that a module keeps are plain numbers, which torch does not copy else.
+
+    Args:
+        module: what is a module inside of it; None: itself.
+    """
+    module = whole if module is None else module
     kept = [value for part in module.modules() for value in vars(part).values()]
     kept += [x for value in kept if isinstance(value, list | tuple) for x in value]
     kept += [x for value in kept if isinstance(value, dict) for x in value.values()]
     tensors = [x for x in kept if isinstance(x, Tensor) and not x.is_leaf]
-    return copy.deepcopy(module, {id(x): x.detach().clone() for x in tensors})
+    return copy.deepcopy(whole, {id(x): x.detach().clone() for x in tensors})
 
 
 def with_hooks_of(module: nn.Module, made: nn.Module) -> nn.Module:

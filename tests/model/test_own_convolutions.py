@@ -90,3 +90,15 @@ def test_own_convolutions(kind):
             assert record.loss == pytest.approx(loss.item(), rel=1e-10)
     with torch.no_grad():
         torch.testing.assert_close(trainers[0].predict(), model.eval()(x, edges), rtol=1e-9, atol=1e-9)
+
+
+def test_every_device_has_a_copy_of_what_keeps_results():
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    torch.manual_seed(0)
+    model = Two(KeepsShares, problem.width, problem.classes).double()
+    artifact = problems.prepare(problem, 2, 3)
+    alone, beside = (
+        hongtu.Trainer(artifact, hongtu.from_pyg(model), device=device, optimizer=training.sgd, dtype=torch.float64)
+        for device in ("cpu", "simulated")
+    )
+    assert [alone.train_epoch().loss for _ in range(2)] == [beside.train_epoch().loss for _ in range(2)]

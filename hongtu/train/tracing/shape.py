@@ -253,5 +253,5 @@ def fill_widths(modules: Modules, artifact: Artifact, dtype: torch.dtype) -> Non
 
 def _columns(modules: Modules, number: int, artifact: Artifact, dtype: torch.dtype) -> int:
     """Of what module ``number`` gives, all before it being made."""
-    before = Modules([*copy.deepcopy(list(modules)[: number + 1]), _End()], [*modules.headers[: number + 1], None])
+    before = Modules([*modules.first(number + 1), _End()], [*modules.headers[: number + 1], None])
     return trace(Network(before.to("cpu", dtype), RowContext()), _form_of(artifact, dtype)).output
