@@ -60,11 +60,11 @@ def test_what_a_run_wrote_is_read_again_or_refused(name):
 
 
 @pytest.mark.long
-def test_two_hundred_epochs_take_no_more_than_three():
-    """In a process that nothing else has used."""
+def test_two_hundred_epochs_take_no_more_than_forty():
+    """In a process that nothing else has used; the first forty evaluate and keep a snapshot twice."""
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         outcome = pool.submit(train_long, 200, every=20, vertices=60, edges=300).result()
-    assert outcome.tries == 197 and not outcome.losses
+    assert outcome.tries == 160 and not outcome.losses, "\n".join(outcome.losses)
 
 
 def test_a_leak_is_seen(monkeypatch):
@@ -79,8 +79,8 @@ def test_a_leak_is_seen(monkeypatch):
         return real(record)
 
     monkeypatch.setattr(leaks, "taken", leaky)
-    outcome = leaks.train_long(8, every=4, vertices=60, edges=300)
-    assert len(outcome.losses) == 4  # all after the first that counts
+    outcome = leaks.train_long(12, every=4, vertices=60, edges=300)
+    assert len(outcome.losses) == 3  # all after the first that counts
     for file in held:
         file.close()
 
