@@ -122,13 +122,13 @@ def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch
 @pytest.mark.long
 def test_growth(tmp_path, monkeypatch, capsys):
     """Every size against a reference of its own, though all are timed in turns."""
-    sizes, out = (400, 800, 1600), tmp_path / "growth.jsonl"
+    sizes, out = (400, 1600), tmp_path / "growth.jsonl"
     run(monkeypatch, growth, "--work", tmp_path, "--sizes", *sizes, "--hidden", 8, "--epochs", 1, "--out", out)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["vertices"] for row in rows] == list(sizes)
     assert all(row["loss_agrees"] and row["counted_is_predicted"] for row in rows)
     assert len({row["reference_losses"][0] for row in rows}) == len(sizes)
-    assert rows[0]["counted_bytes"] < rows[1]["counted_bytes"] < rows[2]["counted_bytes"]
+    assert rows[0]["counted_bytes"] < rows[1]["counted_bytes"]
     assert "counted_bytes: exponent" in capsys.readouterr().out
 
 

@@ -58,7 +58,7 @@ def test_what_there_is_and_what_is_missing(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("model", ["mesh", "hgt", "sage"])
 def test_generated_graphs(model, tmp_path):
     """Both sides lose the same, and hongtu's bytes are those of its plan."""
-    sizes = {"scale": 4e-4, "hidden": 8, "steps": 3, "features": 6, "chunks": 6, "epochs": 2}
+    sizes = {"scale": 4e-4, "hidden": 8, "steps": 3, "features": 6, "chunks": 6, "epochs": 1}
     options = SimpleNamespace(model=model, work=tmp_path, budget=None, **sizes)
     generated.prepare(options)
     whole, plain = generated.ours(options), generated.plain(options)

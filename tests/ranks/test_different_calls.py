@@ -31,7 +31,7 @@ def told(call):
     return "nothing"
 
 warnings.simplefilter("ignore")
-dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+dist.init_process_group("gloo", timeout=timedelta(seconds=10))
 rank = dist.get_rank()
 def make():
     return hongtu.Trainer(sys.argv[1], [hongtu.nn.GCNConv(6, 4), hongtu.nn.GCNConv(4, 3)], dependencies="comm")

@@ -103,7 +103,7 @@ def check_ranks(artifact, shape, shares, plans, mask, rng):
         np.testing.assert_allclose(rank.host[OUTPUT][share.owned], out.detach()[share.span], atol=1e-9)
 
 
-@pytest.mark.most(16)
+@pytest.mark.most(10)
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_ranks_compute_what_dense_products_do(block, monkeypatch):

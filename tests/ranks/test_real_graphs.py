@@ -49,7 +49,7 @@ def test_cora(model, ranks, dependencies, strategy, budget, data_graph):
     check(model, ranks, problem, budget, dependencies=dependencies, strategy=strategy)
 
 
-@pytest.mark.most(4)
+@pytest.mark.most(3)
 @pytest.mark.long(sample=0)
 @pytest.mark.parametrize("graph", ("ogbn-arxiv", "web-cnr-2000"))
 @over_all(None, 1.5)

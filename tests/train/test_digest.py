@@ -14,6 +14,8 @@ from hongtu import nn as hnn
 from hongtu.train.tracing import probe, shape
 from hongtu.train.tracing.guards import digest_of, treats_rows_alone
 from tests import problems
+from tests.exact.test_typed_graphs import MODELS
+from tests.exact.test_typed_graphs import problem as typed_problem
 from tests.models import SIX
 
 
@@ -82,6 +84,20 @@ def test_what_may_compute_something_else_has_another_digest() -> None:
     shared = nn.Linear(4, 4)
     assert digest_of(nn.ModuleList([shared, shared])) != digest_of(nn.ModuleList([shared, nn.Linear(4, 4)]))
     assert [digest_of(make()) for make in (Own, hooked, replaced)] == [None] * 3
+
+
+@pytest.mark.parametrize("name", ["mean", "hgt"])
+def test_a_forward_for_typed_graphs_is_known_by_its_code(name: str) -> None:
+    """Of the same classes, on the same types."""
+    artifact = problems.prepare(typed_problem(), 2, 2)
+
+    def digest(model: nn.Module) -> object:
+        return digest_of(hongtu.Trainer(artifact, hongtu.from_pyg(model))._network.modules)
+
+    first, again = digest(MODELS[name]()), digest(MODELS[name]())
+    scaled, plain = MODELS[name](), type(MODELS[name]())
+    scaled.__class__ = type("Scaled", (plain,), {"forward": lambda self, *given: 2 * plain.forward(self, *given)})
+    assert first == again != digest(scaled) and first is not None
 
 
 def test_a_process_tries_models_of_one_digest_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def same_types(found, expected):
 @pytest.mark.parametrize(("name", "ranks", "spills"), [("mean", 1, False), ("mean", 2, True), ("embedded", 1, True)])
 def test_typed_graphs(name, ranks, spills, tmp_path):
     which = BARE if name == "embedded" else ()
-    artifact, model = problems.prepare(typed_problem(*which), 4, 3), reference(name, which).model
+    artifact, model = problems.prepare(typed_problem(*which), 2, 2), reference(name, which).model
 
     def work(group):
         options = {"dtype": torch.float64, "device_memory": 400_000, "ranks": group}

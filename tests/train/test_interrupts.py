@@ -84,6 +84,7 @@ class Beginning:
         self.runtime._whole = False
 
 
+@pytest.mark.most(7)
 @pytest.mark.every
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(SLICES))

@@ -4,14 +4,15 @@ plan was made: people change models in between."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import has_backward_hooks, hooks_of, is_dropout
@@ -193,8 +194,17 @@ def _key(part: Any, seen: dict[int, int]) -> Hashable:
         return type(part), frozenset(_key(x, seen) for x in part)
     if isinstance(part, partial):
         return partial, _key(part.func, seen), _key(part.args, seen), _key(part.keywords, seen)
+    if isinstance(part, ModuleType) and part.__name__.split(".")[0] in LIBRARIES:
+        return part.__name__
+    if type(part).__module__ == "torch_geometric.inspector":  # what a convolution's class says
+        return ()
+    if is_dataclass(part) and type(part).__module__.startswith("hongtu."):
+        return type(part), *(_key(getattr(part, field.name), seen) for field in fields(part))
     if not isinstance(part, nn.Module) or hooks_of(part):
         raise UnknownPart
+    if isinstance(part, fx.GraphModule):
+        code, inside = part.graph.python_code("self"), (part._modules, part._parameters, part._buffers)
+        return fx.GraphModule, code.src, _key(code.globals, seen), *(_key(x, seen) for x in inside)
     return _key(type(part), seen), *((n, _key(x, seen)) for n, x in vars(part).items() if n not in OURS)
 
 
