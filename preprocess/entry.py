@@ -75,7 +75,8 @@ def preprocess_graph(
     chunks: int | str | None = None,
     **config: Any,
 ) -> Artifact:
-    """Preprocess in-memory arrays (numpy, or anything ``numpy.asarray`` takes, such as CPU torch tensors).
+    """Preprocess in-memory arrays (numpy, or anything ``numpy.asarray`` takes, such as CPU torch tensors), or a graph
+    on disk.
 
     Args:
         edges: int32 or int64 [2, E], row 0 = source, row 1 = destination; or a sparse matrix of scipy, torch or
@@ -83,8 +84,8 @@ def preprocess_graph(
         num_vertices: V; None: that of the matrix.
         artifact: directory to write.
         data: instead of edges and num_vertices, a torch_geometric ``Data`` (its x, y and masks are used where no
-            others are given) or ``HeteroData``, a graph of DGL (:func:`hongtu.from_dgl`), or one of NetworkX, whose
-            vertices then have its order and names.
+            others are given) or ``HeteroData``, a graph of DGL (:func:`hongtu.from_dgl`), one of NetworkX, whose
+            vertices then have its order and names, or the path of a graph on disk, as ``hongtu preprocess`` takes it.
         features: numbers [V, F], kept as float32, a scipy sparse matrix of that shape, or "random:F", "degree" or
             "embedding:D".
         labels: integers [V] (-1 = none), numbers [V, C] from 0 to 1 for multi-label, or "random:C"; with
@@ -123,23 +124,30 @@ def preprocess_graph(
     own = config.pop("partitioner", "auto")
     given = own if isinstance(own, str) else OWN
     settings = PreprocessConfig(partitions=partitions, chunks=chunks, partitioner=given, **config)
-    settings, attach = _with_partition(settings, own if given == OWN else settings.partitioner)
     if masks is not None and settings.random_split:
         raise InputError("preprocess_graph: masks, and a random_split that would replace them; leave one out")
+    edges, data = (data, None) if edges is None and isinstance(data, str | os.PathLike) else (edges, data)
     if artifact is None or (data is None) == (edges is None):
         raise InputError("preprocess_graph: pass artifact=DIRECTORY, and either edges and num_vertices or data")
     beside = {"edge_features": edge_features, "edge_type": edge_type}
     arrays = {"features": features, "labels": labels, "masks": masks, **beside}
+    weight_and_type = {"edge_weight": edge_weight, "vertex_type": vertex_type}
+    of_vertices = num_vertices, *weight_and_type.values()
+    on_disk = isinstance(edges, str | os.PathLike)
+    if on_disk and (given == OWN or any(array is not None for array in (*of_vertices, *arrays.values()))):
+        raise InputError(f"preprocess_graph: {edges} is a graph on disk, with arrays of its own; leave yours out")
 
     def load(scratch: Path) -> RawGraph:
         if data is None:
-            own = {"edge_weight": edge_weight, "vertex_type": vertex_type}
-            return from_arrays(edges, num_vertices, settings, **own, **arrays)
-        if any(given is not None for given in (num_vertices, edge_weight, vertex_type)):
+            return from_arrays(edges, num_vertices, settings, **weight_and_type, **arrays)
+        if any(array is not None for array in of_vertices):
             raise InputError("preprocess_graph: data has its own vertices and weights; leave yours out")
         return read_data(data, settings, scratch, **arrays)
 
     try:
+        if on_disk:
+            return preprocess_directory(edges, artifact, settings)
+        settings, attach = _with_partition(settings, own if given == OWN else settings.partitioner)
         return run_stages(lambda scratch, reading: attach(load(scratch)), artifact, settings)
     except InputError as error:
         raise type(error)(in_python(str(error))) from error

@@ -100,3 +100,19 @@ def test_text_that_is_no_partition_is_refused(content, tmp_path):
 def test_where_a_partition_goes_is_said(given, tmp_path):
     with pytest.raises(InputError, match="pass the partition of every vertex as partitioner"):
         hongtu.preprocess_graph(np.zeros((2, 1), int), 24, tmp_path / "out", **given)
+
+
+@pytest.mark.parametrize("name", ["edges", "data"])
+def test_a_graph_on_disk_is_read_as_by_the_command(name, tmp_path):
+    """With the partition beside it; nothing of one's own is taken with it."""
+    source = write(tmp_path / "in", pieces())
+    np.save(source / "partition.npy", OWN)
+    given = str(source) if name == "data" else source
+    artifact = hongtu.preprocess_graph(artifact=tmp_path / "out", **{name: given}, chunks=2)
+    assert main(["preprocess", str(source), str(tmp_path / "other"), "--chunks", "2"]) == 0
+    assert artifact.manifest == hongtu.open_artifact(tmp_path / "other").manifest
+    for more in {"num_vertices": 24}, {"features": np.ones((24, 2))}, {"partitioner": OWN}:
+        with pytest.raises(InputError, match="is a graph on disk, with arrays of its own; leave yours out"):
+            hongtu.preprocess_graph(source, artifact=tmp_path / "third", **more)
+    with pytest.raises(InputError, match="missing"):
+        hongtu.preprocess_graph("missing", artifact=tmp_path / "third")
