@@ -52,6 +52,7 @@ LAYERS = {
         pyg.SAGEConv(IN, OUT, root_weight=False, bias=False),
     ),
     "gin": lambda: (GINConv(mlp()), pyg.GINConv(mlp())),
+    "gin_linear": lambda: (GINConv(torch.nn.Linear(IN, OUT)), pyg.GINConv(torch.nn.Linear(IN, OUT))),
     "gin_eps": lambda: (GINConv(mlp(), eps=0.3, train_eps=True), pyg.GINConv(mlp(), eps=0.3, train_eps=True)),
     "commnet": lambda: (CommNetConv(IN, OUT), CommNetOracle(IN, OUT)),
     "gat": lambda: (GATConv(IN, OUT), pyg.GATConv(IN, OUT)),

@@ -38,18 +38,25 @@ class GINConv(Convolution):
 
     @property
     def can_transform_first(self) -> bool:
-        return is_chain(self.nn) and is_plain(self.nn[0])
+        return is_plain(self._first)
+
+    @property
+    def _first(self) -> torch.nn.Module:
+        """The part of nn that takes the rows."""
+        return self.nn[0] if is_chain(self.nn) else self.nn
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         h = self.input_dropout(h)
         if self.transform_first:
-            h = self.mapped(h, self.nn[0].weight)
+            h = self.mapped(h, self._first.weight)
         return h, h
 
     def update(self, a: Tensor, s: Skip) -> Tensor:
         h = torch.addcmul(a, 1 + self.eps, s)
         if not self.transform_first:
-            return self.activate(self.nn(h))
+            return self.activate(self.nn(h), fresh=is_plain(self.nn))
+        if self._first is self.nn:
+            return self.finish(h, self.nn.bias)
         h = h if self.nn[0].bias is None else h + self.nn[0].bias
         return self.activate(self.nn[1:](h))
 

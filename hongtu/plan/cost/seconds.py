@@ -71,11 +71,13 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
     """About what an epoch takes if every row that is exchanged moves once; needs no planned transfers.
 
     Args:
-        linked: rows move between host and device; else everything stays on the devices.
+        linked: rows move between host and device; else everything stays on the devices, each partition in one chunk,
+            whose start counts.
     """
     total, v = 0.0, plan.topology.num_vertices
     row = {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
-    extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()))
+    extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()), plan.topology.partitions)
+    starts = not (linked or (plan.repeats and _captures(hardware)))
     for p in plan.passes.train:
         sparse_bytes = v * sum(row[name] for name in (p.exchange, p.flush) if name is not None)
         own_bytes = sum(plan.count(p, name) * row[name] for name in (*p.inputs, *p.gradients, *p.written))
@@ -83,6 +85,7 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
             total += (sparse_bytes + own_bytes) / hardware.host_link
         work = pass_work(plan, p, extent, hardware.cache)
         total += aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
+        total += starts * _dispatch_seconds(work, hardware)
     return total
 
 
