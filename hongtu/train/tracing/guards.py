@@ -203,8 +203,9 @@ def _key(part: Any, seen: dict[int, int]) -> Hashable:
     if not isinstance(part, nn.Module) or hooks_of(part):
         raise UnknownPart
     if isinstance(part, fx.GraphModule):
-        code, inside = part.graph.python_code("self"), (part._modules, part._parameters, part._buffers)
-        return fx.GraphModule, code.src, _key(code.globals, seen), *(_key(x, seen) for x in inside)
+        code, held = part.graph.python_code("self"), (part._modules, part._parameters, part._buffers)
+        named = {name: x for name, x in vars(part).items() if name[0] != "_" and name not in OURS}
+        return fx.GraphModule, code.src, *(_key(x, seen) for x in (code.globals, *held, named))
     return _key(type(part), seen), *((n, _key(x, seen)) for n, x in vars(part).items() if n not in OURS)
 
 
