@@ -7,7 +7,8 @@ GRAPH is a directory of HONGTU_DATA or a path (default: planetoid-cora planetoid
 features gets 128 random ones. Every command
 runs in a process of its own, with NUMBA_CACHE_DIR an empty directory; with ``--warm`` once more with what the first
 left there. Seconds are those of the processor, which others on the machine change less; those of compiling are by the
-clock. ``HONGTU_COMPILE=always`` shows what plain kernels save.
+clock. The first line has those of importing torch, which every ``train`` holds. ``HONGTU_COMPILE=always`` shows what
+plain kernels save.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--train", default="--epochs 1", help="further options of `hongtu train`")
     parser.add_argument("--warm", action="store_true")
     options = parser.parse_args(argv)
+    alone = [sys.executable, "-c", "import time, torch; print(time.process_time())"]
+    seconds = float(subprocess.run(alone, capture_output=True, text=True, check=True).stdout)
+    print(f"importing torch, in every train: {seconds:.1f} s of processor time")
     for name in options.graphs:
         graph = Path(name) if Path(name).exists() else Path(os.environ.get("HONGTU_DATA", "."), name)
         with tempfile.TemporaryDirectory() as folder:

@@ -169,7 +169,7 @@ def report(found: dict[str, Any]) -> str:
         lines += [line for does, remedy in lacking for line in (f"  {does}", f"      {remedy}")]
     if found["compiled_code"] is None:
         lines += [
-            "It cannot keep compiled code, so that every run on a graph that needs some compiles it anew, for minutes:",
+            "It cannot keep compiled code: every run on a large graph compiles its kernels anew, half a second each:",
             "      set NUMBA_CACHE_DIR to a directory that can be written and stays",
         ]
     if "hardware" in found:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hongtu import parallel
+from hongtu import compiled, parallel
 from hongtu.kernels import (
     attention,
     exponential,
@@ -29,14 +29,18 @@ DEGREES = {
 }
 
 
-@pytest.fixture(params=DEGREES)
-def graph(request):
+def graph_of(degrees):
     """(indptr, local_source, number of sources)"""
-    degrees = np.array(DEGREES[request.param], np.int64)
+    degrees = np.array(degrees, np.int64)
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
     num_src = max(1, int(indptr[-1]) // 3)
     local_source = np.random.default_rng(1).integers(0, num_src, indptr[-1]).astype(np.int32)
     return indptr, local_source, num_src
+
+
+@pytest.fixture(params=DEGREES)
+def graph(request):
+    return graph_of(DEGREES[request.param])
 
 
 def random(*shape, dtype=np.float64):
@@ -255,13 +259,34 @@ def test_gates_of_large_keys_and_nan(dtype):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 def test_row_operations(count, width, index_dtype):
-    index = np.random.default_rng(4).permutation(301)[:count].astype(index_dtype)
-    rows, changes = random(301, width), random(count, width)
+    index = np.random.default_rng(4).permutation(count + 1)[:count].astype(index_dtype)
+    rows, changes = random(count + 1, width), random(count, width)
     both("gather_rows", (rows, index), [np.full((count, width), np.nan)])
     found, expected = rows.copy(), rows.copy()
     sums.scatter_add_rows(found, index, changes)
     reference.scatter_add_rows(expected, index, changes)
     close(found, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "test, given",
+    [
+        (test_csc_aggregate, (3, np.float32)), (test_segments, (3,)), (test_extremum, (3, np.float32)),
+        (test_softmax_sum, (3, np.float32)), (test_additive_logits, (3, 5, np.float32)),
+        (test_graph_attention, (True, 3, 5, np.float32)), (test_softmax, (4, True, True, np.float32)),
+        (test_attend, (3, 5)), (test_gated_sum, (3, np.float32)), (test_loop_mask, ()),
+    ],
+)  # fmt: skip
+def test_a_graph_that_plain_kernels_are_too_slow_for(test, given):
+    degrees = np.random.default_rng(6).integers(0, 16, 9000)
+    assert degrees.sum() + len(degrees) > compiled.SMALL
+    test(graph_of(degrees), *given)
+
+
+@pytest.mark.long
+def test_rows_that_plain_kernels_are_too_slow_for():
+    test_row_operations(compiled.SMALL + 1, 3, np.int32)
 
 
 @pytest.mark.long

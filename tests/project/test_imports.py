@@ -181,7 +181,7 @@ def test_whatever_is_imported_of_the_project_is_there():
             if module is None or module.split(".")[0] not in ("hongtu", "experiments", "tests"):
                 continue
             file = ROOT.joinpath(*module.split("."))
-            package = file / "__init__.py"  # a directory without is what an older checkout left
+            package = file / "__init__.py"  # not a folder of compiled files that an earlier commit left
             file = package if package.is_file() else file.with_suffix(".py")
             if file not in known:
                 known[file] = names_of(file) if file.is_file() else None

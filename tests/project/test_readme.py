@@ -135,6 +135,11 @@ def test_the_first_block_is_the_first_example():
     assert (ROOT / "examples" / "cora.py").read_text().endswith(first)
 
 
+def test_the_quickstart_says_which_graph_the_other_pages_use():
+    (making,) = [text for language, text in blocks(README) if "hongtu generate" in text]
+    assert "".join(making.splitlines(keepends=True)[:2]) in (ROOT / "docs" / "quickstart.md").read_text()
+
+
 def commands_table():
     """What the README's table of commands runs, and what it says of each."""
     text = README.read_text().split("[start:commands]")[1].split("[end:commands]")[0]
