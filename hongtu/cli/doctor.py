@@ -44,7 +44,7 @@ ABILITIES = (
     Ability("log to TensorBoard", ("tensorboard",), "pip install 'hongtu[tensorboard]'"),
     Ability("log to Weights & Biases", ("wandb",), "pip install wandb"),
     Ability("log to MLflow", ("mlflow",), "pip install mlflow"),
-    Ability("draw pictures of benchmarks", ("matplotlib",), "pip install 'hongtu[report]'"),
+    Ability("draw pictures for `hongtu report` and --plot", ("matplotlib",), "pip install 'hongtu[report]'"),
 )  # fmt: skip
 CUDA_PACKAGES = ("cuda-bindings",)
 CUDA_REMEDY = "pip install 'hongtu[cuda]'"
