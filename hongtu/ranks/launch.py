@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from hongtu.errors import uninterrupted
 from hongtu.ranks.group import Ranks
+from hongtu.ranks.parent import torchruns
 from hongtu.ranks.together import BEFORE, Alone, Together
 from hongtu.ranks.words import begins
 from hongtu.threads import usable_cores
@@ -26,9 +26,11 @@ def joined(timeout: float = TIMEOUT, say: Callable[[str], None] = print) -> Iter
     """
     import torch.distributed as dist
 
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if torchruns("WORLD_SIZE", "1") == 1:
         yield Alone()
         return
+    torchruns("RANK")
+    torchruns("MASTER_PORT")
     take_threads()
     store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     ranks = None
@@ -57,5 +59,5 @@ def take_threads() -> None:
     """As many threads as this process's part of the machine's cores; torchrun has set one for each."""
     import torch
 
-    threads = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    threads = max(1, usable_cores() // torchruns("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(threads)

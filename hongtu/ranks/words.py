@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from hongtu.errors import Interrupted, RankLost
+from hongtu.ranks.parent import torchruns
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -204,17 +205,17 @@ def begins(rank: int, size: int, timeout: float, say: Callable[[str], None], int
 
 def end_early(text: str) -> None:
     """Say why this process, which torchrun started beside others, ends before it joined them."""
-    rank, ranks = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1 and _own is None:
-        with suppress(*GONE, OSError):
-            _store().compare_set(ENDED_EARLY.format(_attempt()), "", _early_words(rank, text))
+    with suppress(*GONE, OSError):
+        if torchruns("WORLD_SIZE", "1") > 1 and _own is None:
+            words = _early_words(torchruns("RANK", "0"), text)
+            _store().compare_set(ENDED_EARLY.format(_attempt()), "", words)
 
 
-def _early_words(rank: int | str, text: str) -> str:
+def _early_words(rank: int, text: str) -> str:
     return f"{_who(rank)} stopped before the first pass: {text}"
 
 
-def _who(rank: int | str) -> str:
+def _who(rank: int) -> str:
     """This process, for people."""
     return f"rank {rank} ({socket.gethostname()}, pid {os.getpid()})"
 
@@ -238,5 +239,5 @@ def own_pulse(rank: int, size: int) -> Pulse:
 def _store(patience: timedelta = PATIENCE) -> dist.TCPStore:
     import torch.distributed as dist
 
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, port = os.environ["MASTER_ADDR"], torchruns("MASTER_PORT")
     return dist.TCPStore(address, port, is_master=False, timeout=patience)

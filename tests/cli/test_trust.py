@@ -359,6 +359,15 @@ def test_keys_of_many_parts_take_no_time(text, here, capsys):
         assert "run.toml: not a run file" in refused(capsys, "train", "run.toml")
 
 
+def test_a_file_asks_for_no_more_negatives_than_there_is_memory(here, capsys):
+    given = {"edges": np.random.default_rng(0).integers(0, 24, (2, 60)), "num_vertices": 24, "features": "random:4"}
+    hongtu.preprocess_graph(**given, task="links", partitions=2, chunks=2, artifact=here / "links")
+    for number in (10**8, 10**12):
+        (here / "run.json").write_text(json.dumps({"artifact": "links", "epochs": 1, "negatives": number}))
+        with work_limit():
+            assert "host memory: the run needs" in refused(capsys, "train", "run.json")
+
+
 def test_an_artifact_asks_for_no_more_weights_than_there_is_memory(here, capsys, monkeypatch):
     monkeypatch.setenv("HONGTU_HOST_MEMORY", "4GiB")
     for name, key, model in (("types", "edge_types", "rgcn"), ("learned", "feature_width", "gcn")):
