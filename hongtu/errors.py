@@ -52,6 +52,7 @@ _REMEDY = {
     errno.ENOSPC: "free some space there, or choose another directory",
     errno.EDQUOT: "free some of your quota there, or choose another directory",
     errno.ELOOP: "it is a link, which hongtu does not write through; remove it, or choose another directory",
+    errno.EMLINK: "it has other names, which hongtu does not write through; copy it anew, or choose another directory",
     errno.EFBIG: "allow larger files (ulimit -f), or choose another directory",
 }
 _OTHERWISE = "choose a directory that may be written to"
@@ -101,11 +102,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """What happens inside is done whole: a signal that a Python function handles waits for its end. Other threads than
-    the main one are never interrupted."""
+def uninterrupted() -> Iterator[list[int]]:
+    """What happens inside is done whole: a signal that a Python function handles waits for its end, in the list that
+    this gives. Other threads than the main one are never interrupted."""
     if threading.current_thread() is not threading.main_thread():  # only that one may set a handler
-        yield
+        yield []
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in INTERRUPTS}
     waiting: list[int] = []
@@ -121,7 +122,7 @@ def uninterrupted() -> Iterator[None]:
     try:
         for number in handled:
             signal.signal(number, wait)
-        yield
+        yield waiting
     finally:
         over = True
         for number in handled:
@@ -130,7 +131,7 @@ def uninterrupted() -> Iterator[None]:
             before[number](number, None)
 
 
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
@@ -152,7 +153,7 @@ def note(text: str) -> None:
     if not has_stderr():
         return
     with suppress(OSError, ValueError):
-        print(f"hongtu: note: {printable(text)}", file=sys.stderr)
+        print(f"hongtu: note: {' '.join(printable(text).split())}", file=sys.stderr)
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:

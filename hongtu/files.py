@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -18,10 +19,12 @@ from typing import IO, Any, AnyStr
 import numpy as np
 
 from hongtu.errors import InputError, OutputError, uninterrupted
+from hongtu.host import available_bytes
 
 Create = Callable[[str, str, tuple[int, ...]], np.ndarray]  # name, dtype, shape -> an array to fill, perhaps on disk
 PARTIAL = ".partial-"  # in the name of a file that is not complete
 LONGEST_TEXT = 16 << 20  # bytes of a file of settings
+LONGEST_HEADER = 1 << 16  # bytes of what describes an array; numpy takes 10,000
 LOCK = ".running"  # in a directory that a run writes in
 
 
@@ -32,6 +35,10 @@ def open_npy(file: Path, remedy: str) -> np.ndarray:
         InputError: with the remedy, when the file is no array or holds fewer bytes than its header says.
     """
     try:
+        with open(file, "rb") as stream:
+            front = stream.read(12)
+        if front[6:7] > b"\1" and int.from_bytes(front[8:], "little") > LONGEST_HEADER:  # numpy would read it first
+            raise ValueError("a header of many bytes")
         with warnings.catch_warnings(), np.errstate(all="ignore"):  # of headers by other versions, of absurd shapes
             warnings.simplefilter("ignore")
             array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -74,15 +81,19 @@ def read_text(file: Path) -> str:
 
 
 def lines_of(stream: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Of a file that was handed over, which may be a hole of many GiB: what is longer comes in pieces."""
-    return iter(lambda: stream.readline(LONGEST_TEXT), stream.read(0))
+    """Of a file that was handed over, which may be a hole of many GiB: a longer line is cut, and nothing comes after
+    it."""
+    while line := stream.readline(LONGEST_TEXT):
+        yield line
+        if len(line) == LONGEST_TEXT:
+            return
 
 
 def check_file(file: Path, *, linked: bool) -> None:
     """Refuse a directory, a pipe, a device or a link to none in the place of a file.
 
     Args:
-        linked: it may be a link to one, which is read and replaced, but not written through.
+        linked: it may be a link to one, or have other names, for it is read and replaced, but not written through.
 
     Raises:
         InputError: naming it.
@@ -90,21 +101,34 @@ def check_file(file: Path, *, linked: bool) -> None:
     if not file.is_file() or (file.is_symlink() and not linked):
         what = "a link, which hongtu does not write through" if file.is_symlink() else "not a file"
         raise InputError(f"{file}: is {what}; remove it, or choose another directory")
+    if file.stat().st_nlink > 1 and not linked:
+        raise InputError(
+            f"{file}: has other names (hard links), which hongtu does not write through; copy it anew, or choose "
+            "another directory"
+        )
 
 
 def check_stored(file: Path) -> None:
-    """Refuse a file of torch's that would unpack to more than it is; torch compresses nothing.
+    """Refuse a file of torch's that would unpack to more than it is, for torch compresses nothing, or to more than
+    there is memory for.
 
     Raises:
         InputError: naming what is compressed.
+        MemoryError: naming the file.
         ValueError, OSError: when that cannot be told.
     """
+    size, available = file.stat().st_size, available_bytes()
+    if available is not None and size > available:
+        raise MemoryError(f"{file} has {size} bytes, {available} are available")
     with open(file, "rb") as stream:
         if stream.read(4) != b"PK\3\4":  # by which torch knows an archive
             return
     try:
         with zipfile.ZipFile(file) as archive:
-            found = [member.filename for member in archive.infolist() if member.file_size > member.compress_size]
+            members = archive.infolist()
+            found = [member.filename for member in members if member.file_size > member.compress_size]
+            if sum(member.compress_size for member in members) > size:
+                raise ValueError("its members lie over each other")
     except Exception as error:  # of a damaged one: BadZipFile, but also UnicodeDecodeError, NotImplementedError, ...
         raise ValueError(f"a damaged archive: {error}") from None
     if found:
@@ -162,9 +186,18 @@ def make_directory(path: Path) -> None:
 
 
 def not_linked(path: str, flags: int) -> int:
-    """The opener of files in a directory that somebody may have handed over: no link leads elsewhere, and no pipe is
-    waited for."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    """The opener of files in a directory that somebody may have handed over: no link leads elsewhere, a hard one
+    neither, and no pipe is waited for."""
+    descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    try:
+        if os.fstat(descriptor).st_nlink > 1:
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_text(file: Path, text: str, default: str) -> None:
@@ -243,9 +276,14 @@ def create_array(file: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
 
 
 @uninterrupted()
-def replace_directory(source: Path, target: Path) -> None:
-    """Rename ``source``, whose files are synced, to ``target``, removing a directory that is there."""
+def replace_directory(source: Path, target: Path, check: Callable[[], None]) -> None:
+    """Rename ``source``, whose files are synced, to ``target``, removing a directory that is there.
+
+    Args:
+        check: raises where what is at ``target`` by now is not to be removed.
+    """
     sync(source)
+    check()
     if not os.path.lexists(target):
         os.rename(source, target)
         sync(target.parent)

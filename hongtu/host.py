@@ -43,7 +43,10 @@ def available_bytes() -> int | None:
         InputError: its value is no size.
     """
     if stated := os.environ.get(STATED):
-        return parse_bytes(stated)
+        try:
+            return parse_bytes(stated)
+        except InputError as error:
+            raise InputError(f"{STATED}: {error}") from None
     limits = [limit for limit in (proc_bytes(MEMINFO, "MemAvailable"), _cgroup()) if limit is not None]
     return min(limits) if limits else None
 

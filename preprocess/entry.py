@@ -16,7 +16,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.preprocess.partition import check_partition, read_partition
 from hongtu.preprocess.pipeline import run_stages
 from hongtu.preprocess.read.graph import SPLIT_NAMES, RawGraph
-from hongtu.preprocess.read.open import from_arrays, read_data, read_input
+from hongtu.preprocess.read.open import BELOW, from_arrays, read_data, read_input
 
 
 def preprocess_directory(
@@ -178,17 +178,10 @@ def in_python(message: str) -> str:
 
 def _files(path: Path) -> list[list[Any]]:
     """What tells whether the input is still the same: name, size, times and place of every file."""
-    patterns = (
-        "*",
-        "raw/*",
-        "split/*/*",
-        "edges.*/*",
-        "processed/*/*",
-    )  # where readers look; the artifact may lie elsewhere inside the input
     try:
         if path.is_dir():
             os.listdir(path)  # globbing takes a directory that may not be read for an empty one
-        found = sorted(file for pattern in patterns for file in path.glob(pattern)) if path.is_dir() else [path]
+        found = sorted({file for pattern in ("*", *BELOW) for file in path.glob(pattern)}) if path.is_dir() else [path]
         stats = [(file, file.stat()) for file in found if file.is_file()]
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None

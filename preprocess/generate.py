@@ -67,15 +67,18 @@ def generate(
     _check_arguments(kind, vertices, edges, features, classes, seed)
     meta = {"generator": GENERATOR, "kind": kind, "nodes": vertices, "edges": edges, "features": features}
     meta |= {"classes": classes, "seed": seed}
-    found = _meta(path)
-    if found == meta and not force:
+    if _meta(path) == meta and not force:
         note(f"{path}: is there already, of the same kind, sizes and seed")
         return path
-    if force and os.path.lexists(path):
-        ours = FILES if found.get("generator") == GENERATOR else None
-        check_replaceable(path, "generated graphs", META, lambda file: ours)
-    else:
-        check_new_directory(path)
+
+    def check() -> None:
+        if force and os.path.lexists(path):
+            ours = FILES if _meta(path).get("generator") == GENERATOR else None
+            check_replaceable(path, "generated graphs", META, lambda file: ours)
+        else:
+            check_new_directory(path)
+
+    check()
     rng = np.random.default_rng((seed, sorted(KINDS).index(kind)))
     with whole_directory(path) as partial:
         edge_list, labels = KINDS[kind](vertices, edges, classes, rng)
@@ -88,7 +91,7 @@ def generate(
         (partial / META).write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
         for name in (*FILES, META):
             sync(partial / name)
-        replace_directory(partial, path)
+        replace_directory(partial, path, check)
     return path
 
 

@@ -7,10 +7,11 @@ import copy
 import importlib
 import inspect
 import os
+import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
     from hongtu.train.trainer import Trainer
 
-MOST_PARTS = 50_000  # modules and parameters of what a file asks for
+MOST_CALLS, ROOM = 4_000_000, 1 << 30  # that begin or end, and bytes, while a file's layers are made without weights
 
 
 def make_layers(config: ModelConfig, artifact: Artifact, classes: int | None = None) -> list[Any]:
@@ -46,30 +47,40 @@ def layers_without_weights(config: ModelConfig, artifact: Artifact, classes: int
 
     if _is_code(config):
         return _layers(config, artifact, classes)
-    with torch.device("meta"), _of_few_parts():
+    with torch.device("meta"), _within_reason():
         return _layers(config, artifact, classes)
 
 
 @contextmanager
-def _of_few_parts() -> Iterator[None]:
-    """Inside, modules have no more parts than names and numbers make: one number may ask for any."""
-    from torch.nn.modules import module as torchs
+def _within_reason() -> Iterator[None]:
+    """Inside, no loop goes on for ever and no list grows beyond memory, as one number may ask for.
 
-    left = MOST_PARTS
+    Raises:
+        InputError: instead.
+    """
+    from hongtu.host import STATUS, proc_bytes
+
+    refused = InputError("layers that take minutes to make, or memory; ask for fewer hops, steps or layers")
+    left, before, limits = MOST_CALLS, sys.getprofile(), resource.getrlimit(resource.RLIMIT_DATA)
 
     def count(*_: Any) -> None:
         nonlocal left
         left -= 1
         if left < 0:
-            raise InputError(f"layers of more than {MOST_PARTS} parts; ask for fewer hops, steps or layers")
+            raise refused
 
-    hooks = torchs.register_module_module_registration_hook, torchs.register_module_parameter_registration_hook
-    handles = [hook(count) for hook in hooks]
+    sys.setprofile(count)
+    if (taken := proc_bytes(STATUS, "VmData")) is not None and limits[0] == resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):  # of a system that has no such limit
+            resource.setrlimit(resource.RLIMIT_DATA, (taken + ROOM, limits[1]))
     try:
         yield
+    except MemoryError:
+        raise refused from None
     finally:
-        for handle in handles:
-            handle.remove()
+        sys.setprofile(before)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 def weight_bytes(layers: list[Any]) -> int:

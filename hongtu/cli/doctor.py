@@ -15,6 +15,7 @@ from hongtu import __version__
 from hongtu.compiled import kept_in
 from hongtu.config import size
 from hongtu.errors import InputError, note
+from hongtu.ranks.parent import torchruns
 
 PROFILE = "hardware.json"  # where nothing is said
 
@@ -93,7 +94,7 @@ def _measure_links(options: argparse.Namespace) -> None:
     """On every host the first rank writes what was found; the first of all prints it."""
     if options.measure is not None or options.spill is not None:
         raise InputError("--measure-links: is measured by several processes, --measure by one; give one of them")
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if torchruns("WORLD_SIZE", "1") == 1:
         raise InputError(
             "--measure-links: measures what joins ranks, and this process is alone; start it as training, by "
             "torchrun --nproc-per-node K ... -m hongtu doctor --measure-links (docs/machines.md)"

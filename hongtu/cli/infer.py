@@ -19,6 +19,8 @@ from hongtu.errors import InputError
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
 
+LONGEST_NAME = 1 << 16  # characters
+
 
 def add_parser(subparsers: Any) -> None:
     """Register ``hongtu infer``."""
@@ -173,15 +175,17 @@ def _take_weights(made: Any, path: Path) -> Path | None:
 
 def _read_vertices(path: Path, artifact: Artifact) -> Any:
     """Vertices as the input names them, from a file."""
-    from hongtu.files import open_npy
+    from hongtu.files import lines_of, open_npy
 
     if path.suffix == ".npy":
         return open_npy(path, "pass a .npy array or a text file")
     try:
-        lines = path.read_text("utf-8").split("\n")
+        with path.open(encoding="utf-8") as stream:
+            names = [line.strip() for line in lines_of(stream) if line.strip()]
+        if max(map(len, names), default=0) > LONGEST_NAME:
+            raise ValueError(f"a line of more than {LONGEST_NAME} characters")
     except (OSError, ValueError) as error:
         raise InputError(f"--vertices {path}: {error}; pass a .npy array or a text file with one a line") from None
-    names = [line for line in map(str.strip, lines) if line]
     ids = artifact.vertex_ids
     if ids is not None and isinstance(ids[0], str):
         return names

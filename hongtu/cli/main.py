@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 from hongtu import __version__
 from hongtu.cli.stopping import Signals, describe, drop_unread, exit_code, own_streams, stoppable
 from hongtu.errors import InputError, nearest, printable
-from hongtu.ranks.parent import end_with_torchrun
+from hongtu.ranks.parent import end_with_torchrun, torchruns
 from hongtu.ranks.words import end_early
 from hongtu.threads import shared_cores
 
@@ -51,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _check_alone(arguments: argparse.Namespace) -> None:
     """Refuse a command that torchrun has started several times."""
-    ranks, command = int(os.environ.get("WORLD_SIZE", "1")), arguments.command
+    ranks, command = torchruns("WORLD_SIZE", "1"), arguments.command
     if ranks > 1 and command != "train" and getattr(arguments, "measure_links", None) is None:
         raise InputError(f"{command}: runs in one process, and torchrun started {ranks}; leave torchrun out")
 

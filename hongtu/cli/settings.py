@@ -19,6 +19,9 @@ from hongtu.errors import InputError, nearest
 
 Config = TypeVar("Config")
 FILES = (".toml", ".json")
+LONGEST = 1 << 20  # characters of a run file
+MOST_DOTS = 20_000_000  # of a line, times characters: Python's parser goes through all of a key for every part of it
+_NO_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # the others between are bytes of names that are no UTF-8
 _FIELD = re.compile(r"^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", re.MULTILINE | re.DOTALL)
 _METAVAR = {int: "N", float: "X", str: "TEXT"}
 
@@ -60,7 +63,8 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
     from hongtu.files import read_text  # numpy with it
 
     try:
-        text = read_text(path)
+        if len(text := read_text(path)) > LONGEST:
+            raise ValueError(f"{len(text)} characters, expected at most {LONGEST}")
         found = _toml(text) if path.suffix == ".toml" else json.loads(text)
     except InputError:
         raise
@@ -79,6 +83,9 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
 
 
 def _toml(text: str) -> Any:
+    dots = max(line.count(".") for line in text.split("\n"))
+    if dots * len(text) > MOST_DOTS:
+        raise ValueError(f"a line with {dots} dots in a text of {len(text)} characters")
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return toml.loads(text)
 
@@ -132,8 +139,8 @@ def _form(hint: Any) -> dict[str, Any]:
 
 def _checked(title: str, value: Any, hint: Any) -> Any:
     """A value of a run file as its field wants it."""
-    if isinstance(value, str) and "\0" in value:
-        raise InputError(f"{title} is {reprlib.repr(value)}, expected text without a zero byte")
+    if isinstance(value, str) and _NO_TEXT.search(value):
+        raise InputError(f"{title} is {reprlib.repr(value)}, expected text without a zero byte or half a character")
     for kind in _alternatives(hint):
         if typing.get_origin(kind) is typing.Literal and value in typing.get_args(kind):
             return value

@@ -7,6 +7,7 @@ output; 143 terminated (SIGTERM); 1 anything else.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -43,7 +44,7 @@ def exit_code(error: BaseException) -> int:
     """The exit code of a command that ended with this error."""
     if isinstance(error, Stopped):
         return error.code
-    if isinstance(error, InputError):
+    if isinstance(error, InputError) or (isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG):
         return 2
     if isinstance(error, Interrupted):
         return 128 + error.number

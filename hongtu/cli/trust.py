@@ -18,9 +18,10 @@ CODE = ("model", "loss", "metric")  # may be module:function
 PLACES = {"CSVLogger": "path", "TensorBoardLogger": "directory", "WandbLogger": "dir", "MLflowLogger": "tracking_uri"}
 TAKES = {"WandbLogger": {"project", "name", "group", "job_type", "tags", "notes", "config", "mode", "dir"}}
 HIDDEN = "***"
-_NAME = r"\w*(?:key|token|secret|password|passwd|credential|authorization)\w*"
-_CALLED, _SAID = re.compile(_NAME, re.I), re.compile(rf"({_NAME}['\"]?\s*[=:]\s*)[^&,;]+", re.I)
-_LOGIN = re.compile(r"(://)\S+@")
+_NAME = r"(?:key|token|secret|password|passwd|credential|authorization)"
+# of bounded length, for else a text that somebody made long is gone through once for each of its letters
+_CALLED, _SAID = re.compile(_NAME, re.I), re.compile(rf"({_NAME}\w{{0,99}}['\"]?\s{{0,99}}[=:]\s{{0,99}})[^&,;]+", re.I)
+_LOGIN = re.compile(r"(://)\S{1,999}@")
 
 
 def check_trusted(file: Path, settings: dict[str, Any], typed: Collection[str] = ()) -> None:
@@ -58,15 +59,29 @@ def _check_logger(file: Path, text: str, run: str | None) -> None:
         raise InputError(f"{file}: loggers {text!r}: {error}") from None
     given = bound | bound.get("options", {})
     place = given.get(PLACES[name]) if name in PLACES else None
-    inside = run is not None and isinstance(place, str) and _real(run) in _real(place).parents
     unknown = given.keys() - {"options"} - TAKES.get(name, given.keys())
-    if name not in PLACES or unknown or (place is not None and not inside):
+    if name not in PLACES or unknown or not _is_inside(place, run):
         where = "no run directory (--run)" if run is None else f"outside of the run directory {run}"
-        what = f"{min(unknown)} is not taken from a file" if unknown else f"writes to {place!r}, {where}"
+        writes = f"writes to {place!r}" if place is not None else f"says no {PLACES.get(name)}, and may write anywhere"
+        what = f"{min(unknown)} is not taken from a file" if unknown else f"{writes}, {where}"
         raise InputError(f"{file}: loggers {text!r}: {what}; where you trust it, pass --loggers {text!r}")
 
 
-def _real(path: str) -> Path:
+def _is_inside(place: Any, run: str | None) -> bool:
+    """Whether it lies in the run directory, and all that is there already does: no link leads elsewhere."""
+    if run is None or not isinstance(place, str) or _real(run) not in _real(place).parents:
+        return False
+    inside = (Path(folder, name) for folder, *names in os.walk(place) for name in (*names[0], *names[1]))
+    there = [Path(place), *inside]
+    return all(_real(path).is_relative_to(_real(run)) and _names_of(path) == 1 for path in there)
+
+
+def _names_of(path: Path) -> int:
+    """Of a file; a directory has one, and so has what is not there."""
+    return path.stat().st_nlink if path.is_file() else 1
+
+
+def _real(path: str | Path) -> Path:
     """Where it leads, as far as it does."""
     return Path(os.path.realpath(path))
 

@@ -70,7 +70,7 @@ def commit_artifact(directory: Path, path: Path, header: dict[str, Any], *, forc
     for name in (STAGES, ORIGIN, MANIFEST):
         if (directory / name).exists():
             sync(directory / name)
-    replace_directory(directory, path)
+    replace_directory(directory, path, lambda: check_output(path, force=force))
 
 
 def _form(file: Path) -> dict[str, Any]:

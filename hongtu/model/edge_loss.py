@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hongtu.errors import InputError, refused_as
 from hongtu.graph.artifact import Artifact
+from hongtu.host import check_host
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.kernels.torch_private import leaves_of
 from hongtu.model.checks import drops
@@ -115,6 +116,7 @@ class EdgeLoss:
             self.beside.check_output(columns, dtype)
         ends, negatives = self._pairs.form("train")
         counts = [ROWS * count for count in (1, 1, *[negatives] * ends)]
+        check_host(4 * sum(counts) * columns * dtype.itemsize)  # with gradients, and what a decoder makes of them
         numbers = torch.sin(torch.arange(sum(counts) * columns, dtype=dtype)).reshape(-1, columns)
         one = next(self._pairs.blocks("train")).relation
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import weakref
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from hongtu.errors import InputError, RankLost
 from hongtu.host import available_bytes
-from hongtu.ranks.parent import end_with_torchrun
+from hongtu.ranks.parent import end_with_torchrun, torchruns
 from hongtu.ranks.together import OUTSIDE, Alone, Calls, Together
 from hongtu.ranks.wire import FRAME, check_whereabouts, checked_shape, decode, encode, pack, unpack
 from hongtu.ranks.words import Heard, own_pulse
@@ -254,7 +253,7 @@ def current() -> Together:
     """
     if dist.is_available() and dist.is_initialized():
         return Ranks() if dist.get_world_size() > 1 else Alone()
-    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+    if (processes := torchruns("WORLD_SIZE", "1")) > 1:
         raise InputError(
             f"torchrun started {processes} processes, and this one has not joined the others; call "
             "torch.distributed.init_process_group('gloo') first (or start one process: WORLD_SIZE=1)"

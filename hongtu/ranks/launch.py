@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from hongtu.errors import uninterrupted
 from hongtu.ranks.group import Ranks
-from hongtu.ranks.together import Alone, Together
+from hongtu.ranks.parent import torchruns
+from hongtu.ranks.together import BEFORE, Alone, Together
 from hongtu.ranks.words import begins
 from hongtu.threads import usable_cores
 
@@ -25,31 +26,38 @@ def joined(timeout: float = TIMEOUT, say: Callable[[str], None] = print) -> Iter
     """
     import torch.distributed as dist
 
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if torchruns("WORLD_SIZE", "1") == 1:
         yield Alone()
         return
+    torchruns("RANK")
+    torchruns("MASTER_PORT")
     take_threads()
     store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    begins(rank, size, timeout, say)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
-    ranks = Ranks()
-    ranks.where = "before the first pass"
+    ranks = None
     try:
+        with uninterrupted() as interrupts:  # torch's own code hears of no rank that ends meanwhile
+            begins(rank, size, timeout, say, interrupts)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+            ranks = Ranks()
+            ranks.where = BEFORE
         yield ranks
         ranks.leave(None)
     except (Exception, KeyboardInterrupt) as error:
+        if ranks is None:
+            raise
         reason = ranks.reason(error)
         ranks.leave(reason)
         if reason is not error:
             raise reason from error
         raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def take_threads() -> None:
     """As many threads as this process's part of the machine's cores; torchrun has set one for each."""
     import torch
 
-    threads = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    threads = max(1, usable_cores() // torchruns("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(threads)

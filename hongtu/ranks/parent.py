@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hongtu.errors import InputError
+
 LOOK = 0.2  # seconds between two looks at the parent
 GRACE = 5.0  # seconds that a process has from SIGTERM on
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # environment variable, of all that torchrun starts
@@ -21,6 +23,18 @@ _watched: int | None = None  # process that this one ends with
 def watched_parent() -> int | None:
     """The process that this one ends with, or None."""
     return _watched
+
+
+def torchruns(name: str, otherwise: str | None = None) -> int:
+    """A number that torchrun tells in an environment variable.
+
+    Raises:
+        InputError: where it is none.
+    """
+    found = os.environ.get(name, otherwise)
+    if found is None or not found.isdecimal():
+        raise InputError(f"{name} is {found!r}, expected a number, which torchrun sets; start the ranks with torchrun")
+    return int(found)
 
 
 def end_with_torchrun() -> None:
@@ -35,10 +49,10 @@ def end_with_parent() -> None:
     global _watched
     if _watched is not None:
         return
-    told = multiprocessing.parent_process()
-    above = _parent() if told is None else os.getppid()  # a fork server's, which lives as long as this one
-    _watched = above if told is None else told.pid
-    alive = None if told is None else told.is_alive
+    starter = multiprocessing.parent_process()
+    above = _parent() if starter is None else os.getppid()  # a fork server's, which lives as long as this one
+    _watched = above if starter is None else starter.pid
+    alive = None if starter is None else starter.is_alive
     threading.Thread(target=_watch, args=(above, alive), name="hongtu parent", daemon=True).start()
 
 

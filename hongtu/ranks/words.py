@@ -10,17 +10,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from hongtu.errors import RankLost
+from hongtu.errors import Interrupted, RankLost
+from hongtu.ranks.parent import torchruns
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+GO = "all go on"
 STOPPED, INTERRUPTED = "hongtu: why a rank stopped", "hongtu: which rank was interrupted"
 PULSE = "hongtu: pulse of rank {}"
 BEGUN, ENDED_EARLY = "hongtu: rank {} has begun, attempt {}", "hongtu: why a rank never began, attempt {}"
@@ -170,15 +172,17 @@ def _heard(content: bytes) -> Heard | None:
     return Heard(times, printable(who), printable(where), doing) if right else None
 
 
-def begins(rank: int, size: int, timeout: float, say: Callable[[str], None]) -> None:
-    """Wait until all processes have come so far, where an interrupt is heard; torch's own wait hears none.
+def begins(rank: int, size: int, timeout: float, say: Callable[[str], None], interrupts: Sequence[int] = ()) -> None:
+    """Wait until all processes have come so far, where an interrupt is heard; torch's own wait hears none. Either all
+    go on, or none does: whoever goes on first, or ends first, says so for all.
 
     Args:
         timeout: seconds.
         say: to a person, whom rank 0 waits for.
+        interrupts: signals that have come.
 
     Raises:
-        RankLost: where one ended before, with its words, or does not come.
+        RankLost: where one ended before, with its words, or does not come; or where this one is interrupted.
     """
     until, said = time.monotonic() + timeout, time.monotonic() + QUIET
     store = _store(timedelta(seconds=timeout))  # a crowded machine takes its time to answer
@@ -186,26 +190,32 @@ def begins(rank: int, size: int, timeout: float, say: Callable[[str], None]) -> 
     store.set(BEGUN.format(rank, _attempt()), "")
     while missing := [k for k in missing if not store.check([BEGUN.format(k, _attempt())])]:
         who = " and ".join(f"rank {k}" for k in missing)
-        if store.check([early]):
-            raise RankLost(_text(store.get(early)))
+        if store.check([early]) or interrupts:
+            break
         if time.monotonic() > until:
             raise RankLost(f"{who} did not come within {timeout:g} seconds")
         if time.monotonic() > said and rank == 0:
             said = float("inf")
             say(f"waiting for {who} of {size}")
         time.sleep(BEAT)
+    words = _early_words(rank, str(Interrupted(interrupts[0]))) if interrupts else GO
+    if (first := _text(store.compare_set(early, "", words))) != GO:
+        raise RankLost(first)
 
 
 def end_early(text: str) -> None:
     """Say why this process, which torchrun started beside others, ends before it joined them."""
-    rank, ranks = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1 and _own is None:
-        with suppress(*GONE, OSError):
-            words = f"{_who(rank)} stopped before the first pass: {text}"
+    with suppress(*GONE, OSError):
+        if torchruns("WORLD_SIZE", "1") > 1 and _own is None:
+            words = _early_words(torchruns("RANK", "0"), text)
             _store().compare_set(ENDED_EARLY.format(_attempt()), "", words)
 
 
-def _who(rank: int | str) -> str:
+def _early_words(rank: int, text: str) -> str:
+    return f"{_who(rank)} stopped before the first pass: {text}"
+
+
+def _who(rank: int) -> str:
     """This process, for people."""
     return f"rank {rank} ({socket.gethostname()}, pid {os.getpid()})"
 
@@ -229,5 +239,5 @@ def own_pulse(rank: int, size: int) -> Pulse:
 def _store(patience: timedelta = PATIENCE) -> dist.TCPStore:
     import torch.distributed as dist
 
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address, port = os.environ["MASTER_ADDR"], torchruns("MASTER_PORT")
     return dist.TCPStore(address, port, is_master=False, timeout=patience)

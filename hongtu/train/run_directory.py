@@ -301,7 +301,7 @@ def _holder(said: bytes) -> tuple[Any, Any, Any]:
 
 def _is_ending(host: Any, pid: Any, parent: Any) -> bool:
     """Whether a process of this machine has lost the one that it ends with."""
-    if host != socket.gethostname() or not isinstance(parent, int):
+    if host != socket.gethostname() or not (type(pid) is type(parent) is int):
         return False
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -56,6 +56,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         InputError: when it is absent, damaged or of another version.
+        MemoryError: when there is no room for it.
     """
     path = Path(path)
     if not path.is_file():
@@ -63,7 +64,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         _check_hash(path)
         state = _load(path)
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # of the file system, of zip, of a pickle with more than tensors and plain values
         reason = str(error).partition("\n")[0]

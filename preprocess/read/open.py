@@ -29,6 +29,9 @@ from hongtu.preprocess.read.size import Reading
 from hongtu.preprocess.read.source import to_csr, to_edges
 from hongtu.preprocess.read.typed import make_typed
 
+# where readers look for files, beside the directory itself; an artifact may lie elsewhere in it
+BELOW = ("ind.*", "raw/*", "raw/*/*/*", "split/*/*", "split/*/*/*", "edges.*/*", "processed/*/*")
+
 
 def read_input(
     path: Path,
@@ -58,6 +61,9 @@ def read_input(
 
 
 def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading) -> RawGraph:
+    for file in (file for pattern in BELOW for file in path.glob(pattern)):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise InputError(f"{file}: not a file; mend or remove it")
     if path.is_file() or table.is_parts(path):
         return complete(open_edges(path, config), config, scratch)
     if not path.is_dir():

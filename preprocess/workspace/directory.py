@@ -217,11 +217,12 @@ class Workspace:
         seconds = time.perf_counter() - start
         values = {key: value for key, value in outputs.items() if key not in files}
         record = {"stage": name, "values": values, "arrays": {key: str(file) for key, file in files.items()}}
-        if self.identity is not None:
-            with (self.directory / "finished.jsonl").open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(record) + "\n")
-        self._finished[name] = record
-        self.log(name, seconds, edges)
+        with uninterrupted():  # what is written down is known to be, or the directory goes
+            if self.identity is not None:
+                with (self.directory / "finished.jsonl").open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(record) + "\n")
+            self._finished[name] = record
+            self.log(name, seconds, edges)
         for file in files.values():
             if file is not None and file.parent == self.artifact:
                 self._sync.submit(_write_back, file)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import os
+import resource
 import secrets
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
 import hongtu
+from hongtu.cli.build import layers_without_weights
 from hongtu.cli.main import main
+from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.cli.trust import without_secrets
-from hongtu.errors import OutputError, printable
+from hongtu.errors import InputError, OutputError, note, printable
 from hongtu.files import whole_file
 from hongtu.hardware import CPU
 from hongtu.train.snapshot import read_snapshot, write_snapshot
@@ -96,15 +102,27 @@ def test_a_run_directory_names_no_code(name, artifact, here, capsys):
         ("WandbLogger(dir='..')", "outside of the run directory"),
         ("WandbLogger(settings={'x': 1})", "settings is not taken from a file"),
         ("CSVLogger()", "missing a required argument"),
+        ("WandbLogger(project='x', mode='offline')", "says no dir, and may write anywhere"),
+        ("MLflowLogger('x')", "says no tracking_uri, and may write anywhere"),
+        ("WandbLogger(dir='run/wandb')", "outside of the run directory"),
+        ("MLflowLogger('x', 'run/runs')", "outside of the run directory"),
+        ("TensorBoardLogger('run/events')", "outside of the run directory"),
+        ("CSVLogger('run/other-name.csv')", "outside of the run directory"),
     ],
 )
 def test_loggers_of_a_run_file_stay_in_the_run(logger, words, artifact, here, capsys):
     (here / "away").mkdir()
+    (here / "mine").write_text("precious")
     (here / "run.toml").write_text(f'artifact = "{artifact}"\nepochs = 1\nhidden = 4\nloggers = ["{logger}"]')
-    if "away" in logger:
-        (here / "run").mkdir()
-        (here / "run" / "away").symlink_to("../away")
+    if "run/" in logger:  # what somebody has put there before
+        for folder in ("wandb", "runs/0", "events"):
+            (here / "run" / folder).mkdir(parents=True)
+        for link in ("away", "wandb/wandb", "runs/0/x"):
+            (here / "run" / link).symlink_to(here / "away")
+        for name in ("other-name.csv", "events/events.out"):
+            os.link(here / "mine", here / "run" / name)
     err = refused(capsys, "train", "run.toml", "--run", "run")
+    assert (here / "mine").read_text() == "precious"
     assert words in err and not (here / "epochs.csv").exists() and not list((here / "away").iterdir())
     assert main(["plan", "run.toml"]) == 0  # writes nothing
     assert "no run directory (--run)" in refused(capsys, "train", "run.toml") or "is not" in words or "missing" in words
@@ -117,6 +135,9 @@ def test_loggers_that_are_typed_write_where_they_say(artifact, here, capsys):
     (here / "run.toml").write_text(f"artifact = '{artifact}'\nepochs = 2\nloggers = ['CSVLogger(\"run/log/x.csv\")']")
     assert main(["train", "run.toml", "--run", "run"]) == 0
     assert len((here / "run" / "log" / "x.csv").read_text().splitlines()) == 3
+    (here / "run" / "log" / "last.csv").symlink_to("x.csv")  # of the run itself, as wandb makes some
+    assert main(["train", "run.toml", "--run", "run", "--epochs", "3", "--resume"]) == 0
+    assert len((here / "run" / "log" / "x.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(
@@ -204,6 +225,9 @@ def test_a_page_is_written_through_no_link_that_nobody_named(artifact, here, cap
 def test_terminals_get_no_control_characters(here, capsys):
     assert printable("a\x1b]0;x\x07\tb\n\u202ec\udc80é图") == r"a\x1b]0;x\x07" + "\tb\n" + r"\u202ec\udc80é图"
     assert r"\x1b[2J" in refused(capsys, "info", "\x1b[2Jartifact")
+    assert printable("a\u200eb\u200fc\u061cd") == r"a\u200eb\u200fc\u061cd"
+    note("a name\nhongtu: done\x1b[2J")
+    assert capsys.readouterr().err == "hongtu: note: a name hongtu: done\\x1b[2J\n"
 
 
 @pytest.mark.parametrize("what", ["pipe", "device", "hole"])
@@ -239,6 +263,8 @@ ASKED = {
     "hops": {"modules": ["SGConv(features, classes, K=100000000)"]},
     "steps": {"modules": ["Linear(features, classes)", "APPNP(K=1000000000, alpha=0.1)"]},
     "one's own network": {"modules": ["LSTM(20000, 20000, num_layers=4)"]},
+    "copies": {"modules": ["Transformer(8, 2, num_encoder_layers=100000000)"]},
+    "a list": {"modules": ["MeshBlock(features, hidden_layers=100000000000)"]},
 }
 
 
@@ -250,7 +276,96 @@ def test_a_file_asks_for_no_more_weights_than_there_is_memory(what, artifact, he
     for command in ("train", "plan"):
         with work_limit():
             err = refused(capsys, command, "run.json")
-        assert "host memory: the run needs" in err or "overflow" in err or "of more than 50000 parts" in err
+        assert "host memory: the run needs" in err or "overflow" in err or "that take minutes to make" in err
+
+
+CLASSES = [(module, name) for module in (hongtu.nn, torch.nn) for name, made in sorted(vars(module).items())
+           if isinstance(made, type) and issubclass(made, torch.nn.Module)]  # fmt: skip
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(("module", "name"), CLASSES, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_no_number_takes_long(module, name, artifact):
+    """Of any argument of any class: its layers are made within seconds and a gigabyte, or refused."""
+    opened = hongtu.open_artifact(artifact)
+    parameters = list(inspect.signature(getattr(module, name)).parameters.values())
+    base = {p.name: 8 for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        for number in (10**8, 10**12):
+            given = ", ".join(f"{key}={value}" for key, value in (base | {parameter.name: number}).items())
+            config = ModelConfig(artifact=artifact, modules=(f"{name}({given})",))
+            with contextlib.suppress(InputError), work_limit():
+                layers_without_weights(config, opened)
+
+
+def test_a_list_that_a_number_asks_for_is_refused_before_it_is_made(artifact, monkeypatch):
+    """Also where nothing limits the process."""
+    monkeypatch.setattr("hongtu.cli.build.ROOM", 1 << 28)
+    config = ModelConfig(artifact=artifact, modules=("MeshBlock(features, hidden_layers=100000000)",))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(InputError, match="that take minutes to make, or memory"):
+        layers_without_weights(config, hongtu.open_artifact(artifact))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+TEXTS = [name for name, hint in get_type_hints(TrainConfig).items() if str in (hint, *get_args(hint))]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.every
+@pytest.mark.parametrize("value", ["\ud800", "x" * 5000, "x/" * 3000, "", "~", "-", "\n", "/dev/null/x", "../" * 2000])
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_of_a_run_file_is_an_error_of_python(name, value, artifact, here, capsys):
+    given = {"artifact": artifact, "epochs": 1, "hidden": 4, "loss": "cross_entropy"} | {name: value}
+    (here / "run.json").write_text(json.dumps(given))
+    with work_limit():
+        code = main(["train", "run.json"])
+    err = capsys.readouterr().err
+    assert code in (0, 2) and sum("note:" not in line for line in err.splitlines()) == (code == 2), err
+
+
+LONG = {
+    "a word": "a" * 10**6,
+    "secrets": "key" * 300_000,
+    "addresses": "://" * 300_000,
+    "white space": "key " + " " * 10**6,
+    "spaces": "key = " * 150_000,
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_texts_of_a_run_file_take_no_time(what, artifact, here, capsys):
+    text = f"CSVLogger('run/x.csv', metrics=('{LONG[what]}',))"
+    with work_limit():
+        assert without_secrets(text)
+    (here / "run.json").write_text(json.dumps({"artifact": artifact, "loggers": [text, text]}))
+    with work_limit():
+        assert "characters, expected at most 1048576" in refused(capsys, "train", "run.json", "--run", "run")
+
+
+KEYS = {
+    "key": "a." * 10**6 + "a = 1",
+    "table": "[" + "'!'." * 10**6 + "a]\nb = 1",
+    "keys": "[" + "a." * 3000 + "a]\n" + "\n".join(f"a{k} = 1" for k in range(10**5)),
+}
+
+
+@pytest.mark.parametrize("text", KEYS)
+def test_keys_of_many_parts_take_no_time(text, here, capsys):
+    (here / "run.toml").write_text(KEYS[text])
+    with work_limit():
+        assert "run.toml: not a run file" in refused(capsys, "train", "run.toml")
+
+
+def test_a_file_asks_for_no_more_negatives_than_there_is_memory(here, capsys):
+    given = {"edges": np.random.default_rng(0).integers(0, 24, (2, 60)), "num_vertices": 24, "features": "random:4"}
+    hongtu.preprocess_graph(**given, task="links", partitions=2, chunks=2, artifact=here / "links")
+    for number in (10**8, 10**12):
+        (here / "run.json").write_text(json.dumps({"artifact": "links", "epochs": 1, "negatives": number}))
+        with work_limit():
+            assert "host memory: the run needs" in refused(capsys, "train", "run.json")
 
 
 def test_an_artifact_asks_for_no_more_weights_than_there_is_memory(here, capsys, monkeypatch):

@@ -103,7 +103,7 @@ def leaks(options: argparse.Namespace) -> Iterator[Outcome]:
     from tests.faults.leaks import train_long
 
     for words, given in (("", {}), (" in a budget", {"device_memory": "1MiB"})):
-        outcome = train_long(int(200 * options.scale), **given)
+        outcome = isolated(partial(train_long, int(200 * options.scale), **given), "a long run")
         outcome.fault += words
         yield outcome
 

@@ -34,6 +34,11 @@ MEMORY = 1 << 30  # bytes that it may take, beside what is there
 BY_COMMAND = 100  # every so many inputs also go through `hongtu preprocess`
 
 
+class OutOfTime(BaseException):
+    """Raised in what takes too long. No reader takes it for an error of its file's, as it would a TimeoutError, which
+    is an OSError."""
+
+
 def fuzz_reader(name: str, tries: int, seed: int = 0, readers: Mapping[str, Reader] = READERS) -> Outcome:
     """Try damaged inputs number ``seed`` to ``seed + tries``."""
     outcome = Outcome(f"damaged {name}", "read as what its bytes mean, or refused with exit code 2")
@@ -113,10 +118,10 @@ def command(arguments: list[str]) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float = SECONDS) -> Iterator[None]:
-    """``TimeoutError`` inside, after some seconds."""
+    """``OutOfTime`` inside, after some seconds."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"more than {seconds} s")
+        raise OutOfTime(f"more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -129,10 +134,10 @@ def time_limit(seconds: float = SECONDS) -> Iterator[None]:
 
 @contextlib.contextmanager
 def work_limit() -> Iterator[None]:
-    """``TimeoutError`` inside after some seconds of the processor's time, ``MemoryError`` beyond some memory."""
+    """``OutOfTime`` inside after some seconds of the processor's time, ``MemoryError`` beyond some memory."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"more than {WORK} s of the processor")
+        raise OutOfTime(f"more than {WORK} s of the processor")
 
     before, limits = signal.signal(signal.SIGPROF, stop), resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, ((proc_bytes(STATUS, "VmData") or 0) + MEMORY, limits[1]))

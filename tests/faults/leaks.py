@@ -13,6 +13,7 @@ from tests.faults.run import make_trainer, prepare
 
 SETTLED = 3  # epochs after which nothing may grow; all that recurs has run twice by then
 SLACK = 2 << 20  # bytes by which the process may breathe: allocators give pages back late
+TEAM = 4  # threads that come and go with what else the machine does
 RECORD = 4 << 10  # bytes of an epoch's record, which ``fit`` returns and so keeps
 
 
@@ -41,7 +42,8 @@ def train_long(epochs: int, every: int = 1, vertices: int = 2000, edges: int = 1
     """Every epoch is logged, and every so many are evaluated and kept in a snapshot; each is a try."""
     outcome = Outcome(
         f"a run of {epochs} epochs, evaluated, logged and kept in snapshots",
-        "device memory, files and threads as once settled; host memory within 2 MiB, and 4 KiB a record",
+        "device memory and files as once settled; at most a team of threads and 2 MiB of host memory more, and 4 KiB a "
+        "record",
     )
     first = max(SETTLED, 2 * every)
     seen: list[Taken] = []
@@ -54,7 +56,7 @@ def train_long(epochs: int, every: int = 1, vertices: int = 2000, edges: int = 1
     settled = seen[first]
     for epoch, now in enumerate(seen[first:], first):
         # fewer: what ran before in this process is collected
-        more = now.open_files > settled.open_files or now.threads > settled.threads
+        more = now.open_files > settled.open_files or now.threads > settled.threads + TEAM
         good = not more and now.device_bytes == settled.device_bytes
         grown = now.resident_bytes - settled.resident_bytes
         outcome.expect(

@@ -58,8 +58,12 @@ def _edges(content: bytes) -> np.ndarray:
 
 
 def _labels(content: bytes) -> np.ndarray:
+    """One class of each vertex, perhaps in a column; of several columns -1 is none, as nan is."""
     labels = _loaded(content)
-    return labels.astype(np.float32 if labels.ndim == 2 else np.int64)
+    whole = labels.dtype.kind in "biu"
+    if labels.ndim == 2 and not (whole and labels.shape[1] == 1):
+        return np.where(whole & (labels == -1), np.nan, labels).astype(np.float32)
+    return np.where(labels != labels, -1, labels).astype(np.int64).reshape(len(labels))
 
 
 def _mask(content: bytes) -> np.ndarray:

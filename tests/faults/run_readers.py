@@ -87,6 +87,11 @@ def _options(content: bytes) -> Any:
     return {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
 
 
+def _older_options(content: bytes) -> Any:
+    """Without settings that some runs did not have yet."""
+    return {name: getattr(TrainConfig, name) for name in ("host_dtype", "gradient_dtype")} | _options(content)
+
+
 def _rewound(file: Path) -> Any:
     """The lines that are left."""
     RunDirectory(file.parent).rewind(3)
@@ -156,7 +161,7 @@ RUN_READERS = {
         _topology,
         arguments=None,
     ),
-    "options.json": Reader("options.json", (_OPTIONS,), read_options, _options, arguments=None),
+    "options.json": Reader("options.json", (_OPTIONS,), read_options, _older_options, arguments=None),
     "epochs.jsonl": Reader("epochs.jsonl", (_LOG,), _rewound, _lines, arguments=None),
     "graph.pt": Reader("graph.pt", _saved_graphs(), _read_graph, _graph_of, graph=Path.mkdir, arguments=None),
 }

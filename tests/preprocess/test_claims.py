@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
+import os
 import tracemalloc
 import zipfile
 
@@ -16,6 +18,8 @@ import torch_geometric.data  # noqa: F401 - so that no test measures its import
 from hongtu.cli.main import main
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats.ogb import read_arrays
+from tests.faults.fuzz import time_limit
 from tests.neutral import pieces, write
 
 SYNTHETIC = ["--features", "degree", "--labels", "random:3", "--random-split", "0.5,0.2,0.3"]
@@ -53,6 +57,8 @@ CLAIMS = {
     "a long line of sizes": ("e.mtx.gz", gzip.compress(f"{MARKET} general\n".encode() + b"1" * LONG), "longer than"),
     "a long edge": ("e.csv.gz", gzip.compress(b"0,1\n" + b"1" * LONG), "line 2: longer than"),
     "long white space": ("e.txt.gz", gzip.compress(b"0 1\n0" + b" " * LONG + b"1"), "line 2: longer than"),
+    "many returns": ("e.txt.gz", gzip.compress(b"\r" * (LONG // 4)), "no edges"),
+    "returns behind an edge": ("e.txt.gz", gzip.compress(b"0 x" + b"\r" * (LONG // 4)), "expected"),
     "many comments": ("e.txt.gz", gzip.compress(b"#\n\n" * (LONG // 8)), "no edges"),
     "one id": ("e.txt", f"0 {MANY}\n".encode(), TOO_MANY),
     "one id of a table": ("e.csv", f"src,dst,weight\n0,{MANY},1\n".encode(), TOO_MANY),
@@ -77,10 +83,9 @@ def test_what_a_file_claims_is_compared_with_what_it_holds(case, tmp_path, capsy
 def refused(tmp_path, source, arguments, expected, capsys):
     capsys.readouterr()
     tracemalloc.start()
-    code, peak = (
-        main(["preprocess", str(source), str(tmp_path / "out"), *arguments]),
-        tracemalloc.get_traced_memory()[1],
-    )
+    with time_limit(30):
+        code = main(["preprocess", str(source), str(tmp_path / "out"), *arguments])
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     err = capsys.readouterr().err
     assert (code, err.count("\n")) == (2, 1) and expected in err, err
@@ -115,6 +120,72 @@ def test_a_file_of_torch_that_would_unpack_to_more_than_it_is(tmp_path, capsys):
             content = bytes(MOST * 2) if name.endswith("data/0") else whole.read(name)
             squeezed.writestr(name, content, zipfile.ZIP_DEFLATED)
     refused(tmp_path, tmp_path / "e.pt", ALONE, "is compressed, which torch.save does not do", capsys)
+
+
+def overlapping(content):
+    """An archive in which members of data that are equally long are one."""
+    with zipfile.ZipFile(io.BytesIO(content)) as whole, zipfile.ZipFile(stream := io.BytesIO(), "w") as folded:
+        first: dict[int, str] = {}
+        for name in whole.namelist():
+            size = whole.getinfo(name).file_size if "/data/" in name else -1
+            if size in first:
+                same = copy.copy(folded.getinfo(first[size]))
+                same.filename = name
+                folded.filelist.append(same)
+                continue
+            folded.writestr(name, whole.read(name))
+            if size >= 0:
+                first[size] = name
+    return stream.getvalue()
+
+
+def test_a_file_of_torch_whose_members_lie_over_each_other(tmp_path, capsys):
+    content = overlapping(saved(**{f"more {k}": torch.full((10**6,), 1.0) for k in range(9)}))
+    assert len(torch.load(io.BytesIO(content))["more 8"]) == 10**6 and len(content) < 9 * 10**6
+    (tmp_path / "e.pt").write_bytes(content)
+    refused(tmp_path, tmp_path / "e.pt", ALONE, "its members lie over each other", capsys)
+
+
+def header(length):
+    """Of an array, as long as it says, of which all but the front is white space."""
+    return b"\x93NUMPY\x02\x00" + length.to_bytes(4, "little") + b" " * length
+
+
+def test_headers_of_many_bytes(tmp_path, capsys):
+    """They are not read to see that they are too long."""
+    source = write(tmp_path / "in", pieces())
+    with open(source / "labels.npy", "wb") as stream:
+        stream.write(header(0)[:8] + (2**32 - 1).to_bytes(4, "little"))
+    os.truncate(source / "labels.npy", 5 << 30)
+    refused(tmp_path, source, ["--partitions", "2", "--chunks", "3"], "a header of many bytes", capsys)
+    (tmp_path / "ogb" / "raw").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "ogb" / "raw" / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("edge_index.npy", header(2 * MOST))
+    refused(tmp_path, tmp_path / "ogb", ALONE, "data.npz: not readable", capsys)
+
+
+def test_a_pickle_that_would_unpack_to_more_than_its_file_is(tmp_path):
+    """Of numpy's arrays, as OGB's splits hold them."""
+    with zipfile.ZipFile(tmp_path / "split_dict.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("split_dict/data.pkl", bytes(2 * MOST))
+    tracemalloc.start()
+    with pytest.raises(InputError, match="is compressed"):
+        read_arrays(tmp_path / "split_dict.pt")
+    assert tracemalloc.get_traced_memory()[1] < MOST
+    tracemalloc.stop()
+
+
+def test_what_is_too_large_for_memory_is_said_to_be(tmp_path, capsys, monkeypatch):
+    """And no snapshot is taken for a damaged one."""
+    (tmp_path / "e.pt").write_bytes(saved(x=torch.ones(3, 10**5)))
+    monkeypatch.setattr("hongtu.files.available_bytes", lambda: 10**6)
+    refused(tmp_path, tmp_path / "e.pt", ALONE, "does not fit in memory", capsys)
+    folder = tmp_path / "planetoid"
+    folder.mkdir()
+    for name in ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index"):
+        (folder / f"ind.a.{name}").write_bytes(bytes(10**6))
+    monkeypatch.setattr("hongtu.preprocess.read.formats.planetoid.available_bytes", lambda: 10**6)
+    refused(tmp_path, folder, ALONE, "which take more than the 1000000 of memory", capsys)
 
 
 def test_sizes_are_parsed_in_linear_time():

@@ -82,11 +82,32 @@ def test_it_trains(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "file",
+    [
+        "raw/relations/paper___cites___paper/edge.csv.gz",
+        "raw/node-label/paper/node-label.csv.gz",
+        "split/time/paper/train.csv.gz",
+    ],
+)
+def test_another_file_is_another_input(file, tmp_path, capsys):
+    folder, artifact = unpacked(tmp_path / "mag"), str(tmp_path / "artifact")
+    assert main(["preprocess", str(folder), artifact, "--partitions", "2"]) == 0
+    assert main(["preprocess", str(folder), artifact, "--partitions", "2"]) == 0
+    lines(folder / file, [[1] * (2 if "edge" in file else 1)] * 9)
+    assert main(["preprocess", str(folder), artifact, "--partitions", "2"]) == 2
+    assert "already exists, made of another input" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("file", "rows", "words"),
     [
         ("raw/num-node-dict.csv.gz", [["author", "paper"]], "expected two lines, names of types"),
         ("raw/num-node-dict.csv.gz", [["author", "paper"], [7, "x"]], "expected two lines, names of types"),
         ("raw/triplet-type-list.csv.gz", [["paper", "cites", "book"]], "expected a relation between two of author"),
+        ("raw/triplet-type-list.csv.gz", [["paper", "/../../x", "paper"]], "expected a relation between two of author"),
+        ("raw/num-node-dict.csv.gz", [["/etc", "paper"], [7, 9]], "expected two lines, names of types"),
+        ("raw/num-node-dict.csv.gz", [["..", "paper"], [7, 9]], "expected two lines, names of types"),
+        ("raw/num-node-dict.csv.gz", [], "expected two lines, names of types"),
         ("raw/relations/author___writes___paper/edge.csv.gz", [[0, 9]], "vertex 9, expected 0 to 8"),
         ("raw/node-feat/paper/node-feat.csv.gz", [[1, 2]], "expected 9 lines"),
         ("split/time/paper/train.csv.gz", [[9]], "vertex 9, expected 0 to 8"),

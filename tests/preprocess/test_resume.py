@@ -20,7 +20,7 @@ from hongtu.errors import InputError
 from hongtu.graph.format import MANIFEST
 from hongtu.preprocess import pipeline
 from hongtu.preprocess.workspace.directory import Workspace
-from tests.faults.signals import tracing
+from tests.faults.signals import Preprocessing, Sent, heard, lines_of, run, tracing
 from tests.neutral import contents, pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +94,20 @@ def test_an_interrupt_before_anything_is_finished_leaves_nothing(source, tmp_pat
     monkeypatch.setattr("hongtu.preprocess.entry.read_input", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert preprocess(source, tmp_path / "out") == 130
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_no_line_of_a_stage_loses_one_that_is_finished(tmp_path):
+    """The first stage and the second, at every line of what keeps them."""
+    command = Preprocessing(tmp_path)
+    with heard():
+        counts = lines_of(lambda: run(command.command(tmp_path / "whole")))
+        lines = [line for line in counts if line[0] in (Workspace.stage.__code__, Workspace.log.__code__)]
+        for k, (line, times) in enumerate((line, times) for line in lines for times in (1, 2)):
+            place = tmp_path / f"out-{k}"
+            sent = Sent(line, times, [signal.SIGTERM], 0.0, lambda place=place: command.look(place))
+            code, said = run(command.command(place), sent)
+            loss = "" if sent.at is None else command.loss(place, sent.at, said)
+            assert code in (0, 143) and not loss, (line, times, loss)
 
 
 @pytest.mark.parametrize("line", range(1, 9))

@@ -273,3 +273,15 @@ LIST = "write a line for each edge where a line is a vertex and its neighbours"
 def test_lines_of_other_lengths_are_told_apart_from_a_third_column(name, text, said, tmp_path):
     with pytest.raises(InputError, match=re.escape(said)):
         read(tmp_path, name, text)
+
+
+@pytest.mark.parametrize("block", range(1, 9))
+def test_lines_end_alike_wherever_a_block_does(block, tmp_path):
+    for content in (b"0 1\r\n1 0\r\r\n2 0\n\r3 0\r", b"\r", b"\r\r\n", b"0 1\r\n", b"0 1", b"\r\n\r\n1 0\r\r\r"):
+        (tmp_path / "e.txt").write_bytes(content)
+        plain = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        found, line = b"", 1
+        for data, first in text_lines.read_lines(tmp_path / "e.txt", block=block):
+            assert first == line and data.endswith(b"\n")
+            found, line = found + data, line + data.count(b"\n")
+        assert found == (plain if plain.endswith(b"\n") else plain + b"\n")

@@ -205,6 +205,26 @@ def test_force_replaces_what_is_ours(source, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "made", "out"]
 
 
+@pytest.mark.parametrize("force", [(), ("--force",)])
+@pytest.mark.parametrize("command", ["preprocess", "generate"])
+def test_what_somebody_puts_there_meanwhile_stays(command, force, source, tmp_path, monkeypatch, capsys):
+    """While files are written and hashed, which takes its time."""
+    place = {"preprocess": "hongtu.graph.writer.sync", "generate": "hongtu.preprocess.generate.sync"}[command]
+
+    def sync(file):
+        if not (tmp_path / "out").exists():
+            fill(tmp_path / "out")
+
+    monkeypatch.setattr(place, sync)
+    if command == "preprocess":
+        assert preprocess(source, tmp_path / "out", *force) == 2
+    else:
+        assert main(["generate", "citation", str(tmp_path / "out"), "--vertices", "9", "--edges", "9", *force]) == 2
+    assert ("already exists" if not force else "--force replaces") in capsys.readouterr().err
+    assert everything(tmp_path / "out") == everything(fill(tmp_path / "same"))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
 def test_force_replaces_generated_graphs_alone(tmp_path, capsys):
     command = ["generate", "web", str(tmp_path / "out"), "--vertices", "20", "--edges", "40", "--features", "2"]
     assert main(command) == 0 and main([*command, "--force", "--seed", "1"]) == 0

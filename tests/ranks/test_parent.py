@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from hongtu.cli.main import main
 from hongtu.ranks import parent
 
 CHILDREN = {
@@ -65,6 +66,16 @@ def ends_with(words, environment, ready=None):
         above.kill()
         if is_there(child):
             os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "MASTER_PORT"])
+def test_what_torchrun_does_not_set_is_refused(name, monkeypatch, capsys):
+    for key, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv(name, "abc")
+    assert main(["train", "artifact"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"hongtu: {name} is 'abc', expected a number, which torchrun sets") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", CHILDREN)

@@ -121,6 +121,43 @@ def test_a_rank_that_ends_before_it_joins_is_heard(artifact):
     assert re.search(r"hongtu: rank 1 \(.*\) stopped before the first pass: missing.toml: not a run file", heard)
 
 
+SLOW = (
+    "import sys; from hongtu.ranks import words; from hongtu.cli.main import program; words.BEAT = 4.0; "
+    "sys.argv[0] = 'hongtu'; sys.exit(program())"
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["the other has not come", "the other goes on"])
+def test_a_rank_that_is_interrupted_as_it_joins_leaves_nobody_waiting(when, artifact):
+    """Another machine's torchrun would not stop the other, and torch's own code hears nothing."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    shared |= {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+    def start(rank, *begin):
+        words = [sys.executable, *begin, "train", artifact, "--epochs", "1000", "--rank-timeout", "100"]
+        return subprocess.Popen(words, env=os.environ | shared | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+
+    def come(rank):
+        while not store.check([words.BEGUN.format(rank, 0)]):
+            time.sleep(0.02)
+
+    stopped = start(1, "-c", SLOW)  # it looks for the other now and then
+    come(1)
+    other = None
+    if when == "the other goes on":
+        other = start(0, "-m", "hongtu")
+        come(0)
+    stopped.terminate()
+    _, said = stopped.communicate(timeout=60)
+    other = other or start(0, "-m", "hongtu")
+    _, heard = other.communicate(timeout=60)
+    assert (stopped.returncode, other.returncode) == (143, 1), (said, heard)
+    assert said == "hongtu: stopped by SIGTERM\n"
+    assert re.search(r"^hongtu: rank 1 \(.*\) stopped before the first pass: stopped by SIGTERM", heard, re.M), heard
+
+
 def test_the_first_rank_says_for_whom_it_waits(monkeypatch):
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "localhost")

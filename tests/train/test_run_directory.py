@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import signal
 from contextlib import suppress
@@ -15,11 +16,13 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.bench import records
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.train.run_directory import RunDirectory
 from hongtu.train.snapshot import read_snapshot, write_snapshot
 from tests import problems
+from tests.faults.fuzz import work_limit
 from tests.faults.run import make_trainer, prepare, same_result
 from tests.faults.signals import Sent, lines_of, tracing
 
@@ -81,6 +84,31 @@ def test_a_damaged_snapshot_is_set_aside(tmp_path):
     (tmp_path / "snapshot-4.pt").write_bytes(b"damaged")
     with pytest.warns(UserWarning), pytest.raises(InputError, match=r"snapshot-4\.pt"):
         trainer.resume(tmp_path)
+
+
+def test_a_snapshot_that_memory_has_no_room_for_is_not_set_aside(tmp_path, monkeypatch):
+    make_trainer(artifact()).fit(2, run_dir=tmp_path, save_every=1)
+    monkeypatch.setattr("hongtu.files.available_bytes", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"snapshot-2\.pt has \d+ bytes, 1000 are available"):
+        make_trainer(artifact()).resume(tmp_path)
+    monkeypatch.undo()
+    trainer = make_trainer(artifact())
+    assert trainer.resume(tmp_path) and trainer.epoch == 2
+
+
+def test_nothing_behind_a_line_without_an_end_is_looked_for(tmp_path):
+    """Such as a hole of many GiB, which takes no time."""
+    make_trainer(artifact()).fit(3, run_dir=tmp_path, save_every=3)
+    os.truncate(tmp_path / "epochs.jsonl", 64 << 30)
+    with work_limit():
+        trainer = make_trainer(artifact())
+        trainer.resume(tmp_path)
+    assert len(lines(tmp_path)) == 3 == len(trainer.history)
+    with open(tmp_path / "results.jsonl", "w") as stream:
+        stream.write('{"name": "x"}\n')
+    os.truncate(tmp_path / "results.jsonl", 64 << 30)
+    with work_limit(), pytest.raises(InputError, match=r"results\.jsonl, line 2: not JSON"):
+        records.read(tmp_path / "results.jsonl")
 
 
 def test_a_line_that_is_not_whole_is_dropped(tmp_path):

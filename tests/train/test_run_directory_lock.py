@@ -20,6 +20,7 @@ from hongtu.errors import InputError
 from hongtu.files import LOCK
 from hongtu.train.run_directory import RunDirectory
 from tests import problems
+from tests.faults.fuzz import time_limit
 from tests.faults.run import make_trainer, prepare
 
 HOLDS = """
@@ -87,6 +88,14 @@ def test_a_second_run_is_refused_at_once(use, tmp_path, capsys):
 @pytest.mark.parametrize("said", ["", "[]", "{", '{"host": 1}', "[" * 3000, '"\\u001b[2J"'])
 def test_a_holder_that_says_nothing_holds_all_the_same(said, tmp_path):
     with another_run(tmp_path, said), pytest.raises(InputError, match="another run is writing here"):
+        RunDirectory(tmp_path).held().__enter__()
+
+
+def test_a_holder_leads_to_no_file_of_its_own(tmp_path):
+    """Whose reading would never end."""
+    os.mkfifo(tmp_path / "stat")
+    said = json.dumps({"host": socket.gethostname(), "pid": os.path.relpath(tmp_path, "/proc"), "parent": 1})
+    with another_run(tmp_path, said), time_limit(30), pytest.raises(InputError, match="another run is writing here"):
         RunDirectory(tmp_path).held().__enter__()
 
 

@@ -21,6 +21,7 @@ from hongtu.train.snapshot import describe_layer, write_snapshot
 from tests import training
 from tests.faults.run import hashed
 from tests.models import H
+from tests.preprocess.test_claims import overlapping
 from tests.trainers import SCHEDULERS, adam_and_step, artifact, dropout_trainer, gcn, losses_of
 from tests.training import STRATEGIES
 
@@ -261,6 +262,10 @@ def test_snapshots_that_claim_more_than_they_hold_are_refused(tmp_path):
             packed.writestr(name, whole.read(name))
     file.write_bytes(hashed(squeezed.getvalue()))
     with pytest.raises(InputError, match="is compressed"):
+        trainer.load(file)
+    torch.save(state | {"rng": {str(k): torch.full((10**5,), 1.0) for k in range(20)}}, whole := io.BytesIO())
+    file.write_bytes(hashed(overlapping(whole.getvalue())))
+    with pytest.raises(InputError, match="its members lie over each other"):
         trainer.load(file)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.files import create_array, open_npy
+from hongtu.files import check_stored, create_array, open_npy
 from hongtu.preprocess.read.formats import zipped
 from hongtu.preprocess.read.formats.data_pickle import load_arrays
 from hongtu.preprocess.read.formats.text import open_text
@@ -235,6 +235,7 @@ def read_arrays(file: Path) -> dict[str, np.ndarray]:
     found = None
     # torch opens tensors safely, and numpy's arrays not at all
     with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
+        check_stored(file)
         (inside,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
         found = load_arrays(archive.read(inside))
     found = load_torch_file(file) if found is None else found

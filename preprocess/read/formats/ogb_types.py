@@ -53,7 +53,7 @@ def open_ogb_types(path: Path, scratch: Path, config: PreprocessConfig, reading:
     lines = itertools.islice(read_filled(raw / RELATIONS), MOST)
     relations: list[Any] = sorted(tuple(name.strip() for name in line.split(",")) for line in lines)
     for relation in relations:
-        if len(relation) != 3 or not {relation[0], relation[2]} <= counts.keys():
+        if len(relation) != 3 or not {relation[0], relation[2]} <= counts.keys() or not all(map(_is_name, relation)):
             raise InputError(
                 f"{raw / RELATIONS}: {','.join(relation)}, expected a relation between two of {', '.join(counts)}; "
                 "download it again"
@@ -69,13 +69,18 @@ def open_ogb_types(path: Path, scratch: Path, config: PreprocessConfig, reading:
     return from_hetero(graph, needs_features=needs_features, numbers=config.task == "regression", name=str(raw))
 
 
+def _is_name(word: str) -> bool:
+    """Of a folder; other words lead elsewhere."""
+    return word not in ("", "..") and Path(word).name == word and "\0" not in word
+
+
 def _counts(file: Path) -> Mapping[str, int]:
     """How many vertices each type has, by its name, in the order of names."""
     lines = [*itertools.islice(read_filled(file), 3)]
-    names = [name.strip() for name in lines[0].split(",")] if lines else []
+    names = [name.strip() for name in lines[0].split(",")] if lines else [""]
     numbers = lines[1].split(",") if len(lines) == 2 else []
     if (
-        not names
+        not all(map(_is_name, names))
         or len(names) != len({*names})
         or len(numbers) != len(names)
         or not all(number.strip().isdecimal() for number in numbers)

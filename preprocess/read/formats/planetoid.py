@@ -6,7 +6,6 @@ As in torch_geometric, repeated edges and self-loops are dropped, and test verti
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,16 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.host import available_bytes
 from hongtu.preprocess.read.formats.data_pickle import Made, load_arrays
+from hongtu.preprocess.read.formats.ogb import read_filled
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import array_blocks, check_compressed
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 VALIDATION = 500  # vertices after the training ones
+TIMES = 4  # as much memory as a file has bytes is taken
 MOST_SKIPPED = 2  # times as many vertices as have rows; Citeseer skips 15
 
 
@@ -66,12 +68,13 @@ def open_planetoid(path: Path) -> RawGraph:
 def _test_index(file: Path, known: int) -> np.ndarray:
     """int64, the test vertices in the order of their rows."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no data: refused below
-            test = np.loadtxt(file, dtype=np.int64, ndmin=1, comments=None, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: not readable ({error}), expected one vertex a line; copy it again") from None
-    if test.ndim != 1 or not len(test) or test.min() < known or len(np.unique(test)) < len(test):
+        test = np.array([int(line) for line in read_filled(file)], dtype=np.int64)
+    except InputError:
+        raise
+    except (ValueError, OverflowError) as error:
+        reason = str(error)[:200]
+        raise InputError(f"{file}: not readable ({reason}), expected one vertex a line; copy it again") from None
+    if not len(test) or test.min() < known or len(np.unique(test)) < len(test):
         raise InputError(
             f"{file}: does not fit the other files, expected different vertices of at least {known}, one a line; "
             "copy the files of one dataset"
@@ -150,6 +153,9 @@ def _integers(values: list) -> np.ndarray:
 def _load(file: Path, convert: Callable[[Any], Any]) -> Any:
     """What a file holds, through a function that raises anything where it is not what it should be."""
     try:
+        size, available = file.stat().st_size, available_bytes()
+        if available is not None and TIMES * size > available:
+            raise ValueError(f"{size} bytes, which take more than the {available} of memory that are available")
         return convert(load_arrays(file.read_bytes()))
     except FileNotFoundError:
         raise InputError(f"{file}: missing; all of {', '.join(PARTS)} and test.index are needed") from None

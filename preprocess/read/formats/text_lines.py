@@ -93,12 +93,13 @@ def read_lines(path: Path, passed: int = 0, block: int | None = None) -> Iterato
 
 
 def _whole_lines(path: Path, block: int) -> Iterator[tuple[bytes, int]]:
-    rest, line = b"", 1
+    rest, line, kept = b"", 1, b""
     try:
         with open_stream(path) as stream:
-            while data := stream.read(min(block, BLOCK)):
-                while data.endswith(b"\r") and (more := stream.read(1)):  # a newline may come with it
-                    data += more
+            while (data := stream.read(min(block, BLOCK))) or kept:
+                more, data = bool(data), kept + data
+                kept = b"\r" if more and data.endswith(b"\r") else b""  # a newline may come with it
+                data = data[: len(data) - len(kept)]
                 if line == 1 and not rest:
                     data = data.removeprefix(BYTE_ORDER_MARK)
                 if b"\r" in data:

@@ -48,7 +48,7 @@ def load_torch_file(path: Path) -> Any:
             warnings.simplefilter("ignore")  # of other versions of pickle
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
             _check_tensors(found, path)
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # pickle, zip, key and runtime errors alike
         said = str(error).splitlines() or [type(error).__name__]

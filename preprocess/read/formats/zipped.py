@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import zipfile
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.files import create_array
+from hongtu.files import LONGEST_HEADER, create_array
 
 BLOCK = 1 << 20  # numbers of a block
 KINDS = "biuf"
@@ -86,10 +87,11 @@ def members(file: Path) -> dict[str, Member]:
     with _readable(file), zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             with archive.open(info) as stream:
-                version = np.lib.format.read_magic(stream)
-                header = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
-                shape, by_column, dtype = (header or np.lib.format.read_array_header_2_0)(stream)
-                member = Member(file, info.filename, dtype, shape, by_column, stream.tell())
+                head = io.BytesIO(stream.read(LONGEST_HEADER))  # which would be read before its length is looked at
+            version = np.lib.format.read_magic(head)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
+            shape, by_column, dtype = (header or np.lib.format.read_array_header_2_0)(head)
+            member = Member(file, info.filename, dtype, shape, by_column, head.tell())
             if dtype.kind not in KINDS or min(shape, default=0) < 0:
                 raise ValueError(f"{info.filename} is {dtype} of shape {shape}, expected numbers")
             if member.start + member.nbytes != info.file_size:
