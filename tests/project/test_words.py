@@ -22,6 +22,8 @@ RETIRED = {
             "edge_functions",
             "expression",
             "in_place",
+            "left_out",
+            "questions",
             "networkx_graph",
             "typed_trace",
             "typed_cut",
