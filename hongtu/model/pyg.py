@@ -44,8 +44,8 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
     name = type(model).__name__
     if not isinstance(model, nn.Module) or not any(map(is_convolution, model.modules())):
         raise InputError(
-            f"from_pyg: got {name} of {type(model).__module__}, expected a convolution of torch_geometric.nn or a "
-            "module with some of them inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
+            f"from_pyg: got {name} of {type(model).__module__}, expected a MessagePassing, as most convolutions of "
+            "torch_geometric.nn are, or a module with some inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
     if any(type(part).__name__ == "DirGNNConv" for part in model.modules()):
         raise InputError(
