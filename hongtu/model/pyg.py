@@ -18,8 +18,9 @@ from hongtu.model.checks import drops, is_altered
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
+from hongtu.model.root import OF_EDGES
 from hongtu.model.traced import EdgeValue, Part, traced_layers
-from hongtu.model.tracer import OF_EDGES, is_convolution
+from hongtu.model.tracer import is_convolution
 from hongtu.model.typed import TypedModel
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer

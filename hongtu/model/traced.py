@@ -21,7 +21,8 @@ from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.left_out import leave_out
-from hongtu.model.tracer import OF_EDGES, Root, Tracer, is_convolution, tensor_at, trace_forward
+from hongtu.model.root import OF_EDGES, Root
+from hongtu.model.tracer import Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.untraceable import untraceable
 from hongtu.model.wiring import FIRST_EDGES, FIRST_NAME, Entry
 from hongtu.nn.dropout import check_drop_edges

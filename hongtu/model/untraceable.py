@@ -8,7 +8,7 @@ import sys
 from torch.fx.proxy import TraceError
 
 from hongtu.errors import InputError
-from hongtu.model.tracer import OF_EDGES, GivenData, NoField, Root
+from hongtu.model.root import OF_EDGES, GivenData, NoField, Root
 
 SHOWN = 150  # characters of a line of code in a message
 OF_DATA = ("x", "edge_index", "adj_t", *OF_EDGES)  # fields that a forward may read

@@ -24,6 +24,7 @@ RETIRED = {
             "in_place",
             "left_out",
             "questions",
+            "root",
             "networkx_graph",
             "typed_trace",
             "typed_cut",
