@@ -182,9 +182,10 @@ class Artifact:
 
     @property
     def edge_forms(self) -> dict[str, str]:
-        """How the input had what lies beside its edges: ``edge_weight`` as a "field" or as the values of a "matrix" or
-        a "sparse tensor" of torch (nothing where an earlier version wrote it); ``edge_features``, where they were no
-        [E, F] of floats, by their rank and the kind of their numbers, "1f", "1i", "2b", ..."""
+        """How the input had what lies beside its edges: ``edge_weight`` as a "field" or as the values of a "matrix", of
+        a "sparse tensor" of torch or of a "SparseTensor" of torch-sparse (nothing where an earlier version wrote it);
+        ``edge_features``, where they were no [E, F] of floats, by their rank and the kind of their numbers, "1f", "1i",
+        "2b", ..."""
         return self.manifest.get("edge_forms", {})
 
     @property

@@ -27,6 +27,7 @@ WITH_BESIDE = ("add_self_loops", "add_remaining_self_loops", "remove_self_loops"
 
 _AS_THEY_ARE = "long", "int", "to", "cpu", "cuda", "contiguous", "clone", "detach"  # methods that give the same edges
 _REPLACED = ("select", "index_select")
+_FACTORIES = ("zeros", "ones", "full", "arange", "eye")
 _APART = ("edge_index[0]", "edge_index[1]", "unbind", "size", "shape", "numel", "max", "select", "chunk", "split")
 
 
@@ -49,21 +50,29 @@ def drops_edges(node: fx.Node) -> bool:
 @contextmanager
 def functions_of_edges_seen() -> Iterator[None]:
     """Inside, ``torch_geometric.utils.dropout_edge(...)`` is a traced call, too: torch.fx misses it by that name. So
-    are torch's functions in whose place torch_geometric has put some that look at sizes."""
+    are torch's functions in whose place torch_geometric has put some that look at sizes, and those that make tensors of
+    sizes, where the rows are."""
     utils = sys.modules.get("torch_geometric.utils")
     before: list[tuple[Any, str, Any]] = [(utils, name, function) for name, function in functions_of_edges().items()]
     replaced = [getattr(torch, name) for name in _REPLACED]
     before += [(torch, *found) for found in zip(_REPLACED, replaced, strict=True) if inspect.isfunction(found[1])]
 
     def seen(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        proxy = next((value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)), None)
-        if proxy is None:
+        found = list[Any]()
+        fx.node.map_aggregate(
+            (args, kwargs), lambda value: found.append(value) if isinstance(value, fx.Proxy) else value
+        )
+        if not found:
             return function(*args, **kwargs)
+        proxy = found[0]
+        if name in _FACTORIES:
+            kwargs["device"] = proxy.tracer.rows().device
         if function in replaced:
             args = (kwargs.pop("input"), *args) if "input" in kwargs else args
             return proxy.tracer.create_proxy("call_method", name, args, kwargs)
         return proxy.tracer.create_proxy("call_function", function, args, kwargs)
 
+    before += [(torch, name, getattr(torch, name)) for name in _FACTORIES]
     try:
         for module, name, function in before:
             setattr(module, name, update_wrapper(partial(seen, name, function), function))

@@ -20,6 +20,7 @@ from hongtu.nn.layer import Layer
 from hongtu.nn.layers.normalized import NormalizedSum
 
 WEIGHTS, FEATURES, TYPES, MATRIX = "edge_weight", "edge_attr", "edge_type", "adj_t"
+TENSOR, OF_SPARSE = "sparse tensor", "SparseTensor"  # of torch and torch-sparse
 _FILES = {WEIGHTS: "edge_weight", FEATURES: "edge_features", TYPES: "edge_type"}
 
 
@@ -117,10 +118,15 @@ class _Edges:
                     self._choose(argument, rows, title)
             return
         if isinstance(layer, SAGEConv | GINConv):  # they take the values of torch's matrices, and no others
-            layer.weighted = self._matrix == "sparse tensor"
+            layer.weighted = self._matrix == TENSOR
         weight = self._numbers(WEIGHTS, layer, title)
         if weight is None and layer.weighted:
             self._unweighted.append(title)
+        if weight is None and getattr(layer, "improved", False):
+            raise InputError(
+                f"{title} is improved, which torch_geometric leaves out of edges without weights, and there are none; "
+                "make it without, or use hongtu.nn.GCNConv(improved=True), whose loops have weight 2 on any graph"
+            )
         kind = self._numbers(TYPES, layer, title)
         features = self._features(layer, inputs, title)
         for part in layer.expand():
@@ -154,16 +160,18 @@ class _Edges:
             numbers = numbers.astype(np.float32)
         self._note_optional(wanted)
         adds = isinstance(layer, NormalizedSum) and layer.normalize and layer.add_self_loops
-        if adds and self._matrix == "sparse tensor" and not of_list:
+        if adds and self._matrix in (TENSOR, OF_SPARSE) and not of_list:
             numbers = self._with_added_loops(numbers, 2 if layer.improved else 1)
         return self._choose(argument, numbers, title)
 
     def _with_added_loops(self, numbers: np.ndarray, added: int) -> np.ndarray:
-        """Weights in which stored self-loops have the added one's, too: torch_geometric's ``gcn_norm`` adds I to a
-        sparse tensor, and to other edges where there is none."""
+        """Weights of a matrix's edges, whose self-loops are as torch_geometric's ``gcn_norm`` has them: it adds I to a
+        sparse tensor of torch, puts ones in place of the diagonal of a ``SparseTensor``, and adds to other edges where
+        there is none."""
         topology, numbers = self._stored, numbers.astype(np.float64 if self._dtype is torch.float64 else np.float32)
         destination = np.repeat(np.arange(topology.num_vertices), np.diff(topology.in_edge_start))
-        numbers[topology.global_sources() == destination] += added
+        loops = topology.global_sources() == destination
+        numbers[loops] = numbers[loops] * (self._matrix == TENSOR) + added
         return numbers
 
     def _note_optional(self, wanted: EdgeInput) -> None:

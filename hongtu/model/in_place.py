@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import operator
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
 from hongtu.errors import InputError
-from hongtu.model.edge_inputs import MATRIX
+from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
+from hongtu.model.questions import untraced
 
 _NO_ROWS = (len, "size", "dim", "numel")  # what gives no rows
 _SIZES = ("shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad")  # and attributes
+_ROWS = ("x", WEIGHTS, FEATURES, TYPES)  # arguments that are tensors, whatever edges are
+_OF_OWN = ("shape", "ndim", "size", "dim", "numel", "nelement", "is_floating_point", "dtype", "device")
 _AUGMENTED = tuple(f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"))
 _MAY_SHARE = {  # functions and methods whose result may lie where their input does
     "getitem", "view", "view_as", "reshape", "reshape_as", "t", "transpose", "permute", "movedim", "moveaxis",
@@ -31,18 +38,69 @@ _SHARING_MODULES = ("Identity", "Dropout", "Dropout1d", "AlphaDropout", "Feature
 class ChangingProxy(fx.Proxy):
     """Keeps ``h += y`` apart from ``h = h + y``, which torch.fx takes for the same, and sees ``h[h < 0] = 0``."""
 
+    __array_priority__ = torch.Tensor.__array_priority__
+
     @property
     def requires_grad(self) -> bool:
-        """Who asks for it chooses between ways to the same numbers, as DeepGCNLayer(ckpt_grad=True) does."""
-        return False
+        """Who asks rows for it chooses between ways to the same numbers, as DeepGCNLayer(ckpt_grad=True) does."""
+        return self.node.op == "get_attr" and self._own.requires_grad
 
     @property
     def layout(self) -> torch.layout:
         """Whether it is sparse: edges are where they stand for a matrix."""
         return torch.sparse_csr if self.node.target == MATRIX else torch.strided
 
+    @property
+    def _own(self) -> Any:
+        """The model's own tensor that this stands for."""
+        with untraced():
+            return operator.attrgetter(str(self.node.target))(self.tracer.root)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        if self.node.op == "get_attr" and name in _OF_OWN:
+            if name not in ("dtype", "device"):
+                return getattr(self._own, name)
+            rows = self.tracer.rows()  # type: ignore[attr-defined]  # the model is where they are, and as exact
+            return getattr(rows, name)
+        known = hasattr(torch.Tensor, name) or self.tracer.has(self, name)  # type: ignore[attr-defined]
+        if not known or name.startswith("__array_"):
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        found = _ChangingAttribute(self, name)
+        if name == "dtype" and _goes_by_identity(sys._getframe(1)):
+            return self.tracer.answer(found, lambda dtype: dtype)  # type: ignore[attr-defined]
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> fx.Proxy:
+        return self
+
+    def __str__(self) -> str:
+        return self.tracer.text(self)  # type: ignore[attr-defined]
+
+    def __array__(self, *dtype: Any, **options: Any) -> np.ndarray:
+        return np.asarray(self.tracer.answer(self, lambda number: number), *dtype)  # type: ignore[attr-defined]
+
     def __setitem__(self, where: Any, values: Any) -> None:
+        if isinstance(values, ChangingProxy) and _label(values.node, None) in _AUGMENTED:
+            part: Any = values.node.args[0]  # of h[:, 0] += 1 the part is changed, and then put where it is
+            if part.target is operator.getitem and part.args == (self.node, self.tracer.create_arg(where)):
+                values.node.target = getattr(operator, _label(values.node, None)[1:])
         self.tracer.create_proxy("call_function", write_, (self, where, values), {})
+
+    def __len__(self) -> int:
+        return self.tracer.answer(self, len)  # type: ignore[attr-defined]
+
+    def __index__(self) -> int:
+        return self.tracer.answer(self, operator.index)  # type: ignore[attr-defined]
+
+    def __int__(self) -> int:
+        return self.tracer.answer(self, int)  # type: ignore[attr-defined]
+
+    def __float__(self) -> float:
+        return self.tracer.answer(self, float)  # type: ignore[attr-defined]
+
+
+class _ChangingAttribute(fx.proxy.Attribute, ChangingProxy):
+    """What ``x.T`` and ``x.shape`` are, and ``x.relu`` before it is called."""
 
 
 class ChangesTracer(fx.Tracer):
@@ -50,6 +108,41 @@ class ChangesTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return ChangingProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        return super().create_arg(a.item() if isinstance(a, np.generic) else a)
+
+    def answer(self, proxy: fx.Proxy, ask: Callable[[Any], Any]) -> Any:
+        """What a value of the trace would say to a question.
+
+        Raises:
+            fx.proxy.TraceError: where it may be one thing or another.
+        """
+        raise fx.proxy.TraceError("its way depends on what is traced")
+
+    def has(self, proxy: fx.Proxy, name: str) -> bool:
+        """Whether a value of the trace may have an attribute that tensors have not, as a matrix of edges."""
+        return proxy.node.op != "placeholder" or proxy.node.target not in _ROWS
+
+    def rows(self) -> fx.Proxy:
+        """The first argument."""
+        return self.proxy(next(iter(self.graph.nodes)))
+
+    def text(self, proxy: fx.Proxy) -> str:
+        """What a value of the trace is as text."""
+        return repr(proxy)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        return self.answer(obj, bool)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        return (obj[k] for k in range(self.answer(obj, len)))  # type: ignore[index]
+
+
+def _goes_by_identity(frame: FrameType) -> bool:
+    """Whether what is read in a frame is compared by ``is``, which no object can answer."""
+    ahead = (one.opname for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
+    return next((name for name in ahead if not name.startswith(("LOAD_", "CACHE", "NOP"))), "") == "IS_OP"
 
 
 def _augmented(name: str) -> Callable[[ChangingProxy, Any], fx.Proxy]:
@@ -77,8 +170,16 @@ def gives_rows(node: fx.Node) -> bool:
     return node.args[1] not in _SIZES if node.target is getattr else node.target not in _NO_ROWS
 
 
-def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], title: str) -> None:
+def settle(
+    graph: fx.Graph,
+    module_of: Callable[[fx.Node], nn.Module | None],
+    title: str,
+    writes: Callable[[fx.Node], bool | None] = lambda node: None,
+) -> None:
     """Let what is called after a change in place take the changed value.
+
+    Args:
+        writes: whether a call of a module changes what it is given; None: its own forward is traced.
 
     Raises:
         InputError: where a view of the changed rows is used afterwards, too.
@@ -87,7 +188,7 @@ def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], ti
     together: dict[fx.Node, set[fx.Node]] = {}  # values that may share memory
     for node in graph.nodes:
         module = module_of(node)
-        changed = _changed(node, module)
+        changed = _changed(node, module, writes)
         source = changed if changed is not None else next(iter(node.all_input_nodes), None)
         group = {node}
         if source is not None and (changed is not None or _shares(node, module)):
@@ -110,10 +211,12 @@ def settle(graph: fx.Graph, module_of: Callable[[fx.Node], nn.Module | None], ti
         together[node] = group
 
 
-def _changed(node: fx.Node, module: nn.Module | None) -> fx.Node | None:
+def _changed(
+    node: fx.Node, module: nn.Module | None, writes: Callable[[fx.Node], bool | None] = lambda node: None
+) -> fx.Node | None:
     """What a call changes in place."""
     if module is not None:
-        written = _writes(module)
+        written = _may_write(module) and (_writes(module) if (found := writes(node)) is None else found)
     elif node.op == "call_method":
         written = _is_written(str(node.target)) and node.target != "requires_grad_"
     elif node.op == "call_function":
@@ -126,14 +229,16 @@ def _changed(node: fx.Node, module: nn.Module | None) -> fx.Node | None:
     return next(iter(node.all_input_nodes), None) if written else None
 
 
+def _may_write(module: nn.Module) -> bool:
+    known = type(module).__module__.split(".")[0] in ("torch", "torch_geometric")
+    own = any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)  # a convolution, say
+    return getattr(module, "inplace", False) is True or type(module) is nn.Sequential or not (known or own)
+
+
 def _writes(module: nn.Module) -> bool:
     """Whether a module changes its input in place, as far as its own forward can be traced."""
     if getattr(module, "inplace", False) is True:
         return True
-    known = type(module).__module__.split(".")[0] in ("torch", "torch_geometric")
-    own = any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)  # a convolution, say
-    if (known or own) and type(module) is not nn.Sequential:
-        return False
     try:
         graph = ChangesTracer().trace(copy.copy(module))  # what it sets on itself is lost
     except Exception:  # whatever a forward does with what is no tensor

@@ -18,8 +18,9 @@ from hongtu.model.checks import drops, is_altered
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import to_pyg_names
+from hongtu.model.root import OF_EDGES
 from hongtu.model.traced import EdgeValue, Part, traced_layers
-from hongtu.model.tracer import OF_EDGES, is_convolution
+from hongtu.model.tracer import is_convolution
 from hongtu.model.typed import TypedModel
 from hongtu.model.wiring import Entry
 from hongtu.nn import Dropout, PyGLayer
@@ -44,8 +45,8 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
     name = type(model).__name__
     if not isinstance(model, nn.Module) or not any(map(is_convolution, model.modules())):
         raise InputError(
-            f"from_pyg: got {name} of {type(model).__module__}, expected a convolution of torch_geometric.nn or a "
-            "module with some of them inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
+            f"from_pyg: got {name} of {type(model).__module__}, expected a MessagePassing, as most convolutions of "
+            "torch_geometric.nn are, or a module with some inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
     if any(type(part).__name__ == "DirGNNConv" for part in model.modules()):
         raise InputError(

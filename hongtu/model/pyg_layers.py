@@ -24,6 +24,7 @@ from hongtu.nn.whole_graph import rules_of
 _SUM = "add", "sum"
 _OF_NETWORK = ("GINConv", "GINEConv")
 _SIMPLE = {f"{name}Aggregation" for name in ("Sum", "Mean", "Max", "Min")}
+_OF_COLUMNS = "GCNConv", "GCN2Conv", "SGConv", "SSGConv", "TAGConv", "ChebConv", "APPNP", "LGConv"  # each alone
 Named = tuple[nn.Module, dict[str, str]]  # a module, and for each of its weights the name in what it stands for
 
 
@@ -53,9 +54,13 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
             f"from_pyg: {title} has flow={conv.flow!r}, expected 'source_to_target'; turn the edges instead"
         )
     dtype = next((p.dtype for p in conv.parameters()), torch.float32)
+    if getattr(conv, "decomposed_layers", 1) > 1 and name in _OF_COLUMNS:
+        conv.decomposed_layers = 1  # type: ignore[assignment]
+        vars(conv).pop("propagate", None)  # which it had for these
     altered = "" if make is None and not of_network else _altered(conv)
     if of_network and conv.aggr in _SUM and not altered and (name == "GINConv" or edge_features):
         return _gin(conv)
+    option = ""
     try:
         layer = None if make is None or altered else make(conv, title)
         if layer is not None:
@@ -65,7 +70,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
     except (AttributeError, RuntimeError):
         layer, altered = None, "it has other parts than its class makes"
     except ValueError as error:  # of ours, for an option that theirs has
-        raise InputError(f"from_pyg: {title} has another option than hongtu.nn.{error}") from None
+        layer, option = None, f"has another option than hongtu.nn.{error}"
     if not edge_features and getattr(layer, "edge_dim", None) is not None:
         raise InputError(
             f"from_pyg: {title} has an edge_dim and is called without edge_attr; leave one out, or pass the other"
@@ -76,6 +81,8 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
         try:
             wrapped = hnn.PyGLayer(conv, updates_edges=updates_edges)
         except ValueError as error:
+            if option:
+                raise InputError(f"from_pyg: {title} {option}") from None
             reason = altered and f"{altered}, which hongtu.nn.{name} does not have; write a hongtu.nn.Layer"
             raise InputError(f"from_pyg: {title}: {reason or error}") from None
         wrapped.uses_edge_features &= edge_features
@@ -190,11 +197,6 @@ def _like(kind: type[nn.Module], conv: Any, **other: Any) -> Any:
 
 def _gcn(conv: Any, title: str) -> nn.Module | None:
     _check_sum(conv, title)
-    if conv.improved:
-        raise InputError(
-            f"from_pyg: {title} is improved, which torch_geometric leaves out for graphs without edge weights; for "
-            "loops of weight 2 on any graph use hongtu.nn.GCNConv(improved=True)"
-        )
     return _like(hnn.GCNConv, conv)
 
 
@@ -204,13 +206,6 @@ def _sage(conv: Any, title: str) -> nn.Module | None:
     if not conv.root_weight and hasattr(conv, "lin_r"):  # switched off later, as DirGNNConv does
         return None
     return _like(hnn.SAGEConv, conv, bias=conv.lin_l.bias is not None)
-
-
-def _gat(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    if conv.lin is None:
-        raise InputError(f"from_pyg: {title}: in_channels as a pair have no counterpart; give one number")
-    return _like(hnn.GATConv, conv)
 
 
 def _gated(conv: Any) -> nn.Module | None:
@@ -291,8 +286,8 @@ def _where(reductions: tuple[str, ...], make: Make) -> Callable[[Any, str], nn.M
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
     "GCNConv": _gcn,
     "SAGEConv": _sage,
-    "GATConv": _gat,
     "PNAConv": _pna,
+    "GATConv": _where(_SUM, lambda conv: _like(hnn.GATConv, conv)),
     "GATv2Conv": _where(_SUM, lambda conv: _like(hnn.GATv2Conv, conv)),
     "TransformerConv": _where(_SUM, lambda conv: _like(hnn.TransformerConv, conv, bias=conv.lin_key.bias is not None)),
     "GraphConv": _where(

@@ -6,9 +6,7 @@ Every call of a module, and every function of rows between them, becomes an entr
 from __future__ import annotations
 
 import inspect
-import linecache
 import operator
-import sys
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -17,11 +15,15 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
+from hongtu.model.asked import Asked
 from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
 from hongtu.model.in_place import gives_rows, settle
-from hongtu.model.tracer import OF_EDGES, GivenData, NoField, Root, Tracer, is_convolution, tensor_at, trace_forward
+from hongtu.model.left_out import leave_out
+from hongtu.model.root import OF_EDGES, Root
+from hongtu.model.tracer import Tracer, is_convolution, tensor_at, trace_forward
+from hongtu.model.untraceable import untraceable
 from hongtu.model.wiring import FIRST_EDGES, FIRST_NAME, Entry
 from hongtu.nn.dropout import check_drop_edges
 
@@ -44,8 +46,6 @@ class Convert(Protocol):
     ) -> list[nn.Module]: ...
 
 
-SHOWN = 150  # characters of a line of code in a message
-OF_DATA = ("x", "edge_index", "adj_t", *OF_EDGES)  # fields that a forward may read
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
 
@@ -86,25 +86,12 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
     except InputError:
         raise
     except Exception as error:  # whatever a forward does with what is no tensor
-        reason = " ".join(str(error).partition("If you want this call")[0].split())[:150] or type(error).__name__
-        reason = f"{reason}; in {line}" if (line := line_of_forward(error)) else reason
-        remedy = (
-            "its way must not depend on values, and what it makes must be made of rows, as torch.ones_like(x[:, :1]): "
-            "give its layers as a list"
-        )
-        if isinstance(error, NoField):
-            reason, remedy = f"it asks for {str(error)!r}", f"there are {', '.join(OF_DATA)}: put other rows into x"
-            if str(error).endswith("_mask"):
-                remedy = "return the rows of all vertices: the Trainer takes its loss over the train mask"
-            elif str(error).endswith("_dict"):
-                remedy = "of a HeteroData have it take dictionaries, as forward(self, x_dict, edge_index_dict)"
-        elif GivenData.__name__ in reason:
-            reason = f"its one argument {root.asked[0]} is a Data, of {', '.join(OF_DATA)}"
-            remedy = "read these, or take rows and edges, as forward(self, x, edge_index)"
-        raise InputError(f"{title}.forward cannot be traced ({reason}); {remedy}") from None
-    _leave_out_sizes(graph, root)
-    settle(graph, lambda node: root.get_submodule(str(node.target)) if node.op == "call_module" else None, title)
-    _leave_out_globals(graph, root)
+        raise untraceable(error, root, title) from None
+    leave_out(graph, root)
+    settle(
+        graph, lambda node: root.get_submodule(str(node.target)) if node.op == "call_module" else None, title,
+        root.questions.writes,
+    )  # fmt: skip
     for node in reversed(graph.nodes):
         if not node.users and node.op not in ("placeholder", "output"):  # nothing takes what it gives
             graph.erase_node(node)
@@ -168,6 +155,11 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
         of_module = called is not None or node.target is nn.functional.dropout
         if of_module and not (node.all_input_nodes and fixed.isdisjoint(taken)):
             given = "a parameter or buffer" if node.all_input_nodes else "no rows"
+            if isinstance(called, nn.Embedding):
+                raise InputError(
+                    f"{call}, an Embedding, with {given}, and one takes kinds that x says; for rows of its own take "
+                    f"them, as self.{place}.weight[0], and for one of each vertex features='embedding:D'"
+                )
             raise InputError(
                 f"{title}.forward calls {place if called is not None else 'dropout'} with {given}; give it rows of x, "
                 "or call it inside of a module that takes rows, as h + self.lin(self.bias) (rows that are learned for "
@@ -231,37 +223,14 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
         )
     if entries and entries[-1][2] != names[output]:
         entries.append((nn.Identity(), (names[output],), "out"))
+    if entries and root.questions.asked != Asked():
+        entries[0][0].asked = root.questions.asked  # type: ignore[assignment]
     return _unnamed(entries)
 
 
 def _shown(value: Any) -> str:
     """A traced value, by the name of what gave it."""
     return str(value).replace("model_", "")
-
-
-def _leave_out_sizes(graph: fx.Graph, root: nn.Module) -> None:
-    """A convolution of one graph takes its size, (x.size(0), x.size(0)), as it would find it."""
-    for node in graph.nodes:
-        size = node.kwargs.get("size")
-        if node.op != "call_module" or not size or not is_convolution(root.get_submodule(str(node.target))):
-            continue
-        if all(isinstance(number, fx.Node) and not gives_rows(number) for number in size):
-            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "size"}
-
-
-def _leave_out_globals(graph: fx.Graph, root: nn.Module) -> None:
-    """Hand on None for what a MetaLayer without a global model gives of the graph: it is what it was given."""
-    for node in graph.nodes:
-        if node.op != "call_module" or type(root.get_submodule(str(node.target))).__name__ != "MetaLayer":
-            continue
-        for part in [user for user in node.users if user.target is operator.getitem and user.args[1] == 2]:
-            if (node.kwargs.get("u") if len(node.args) < 4 else node.args[3]) is None:
-                for user in [*part.users]:
-                    user.args, user.kwargs = _without(part, user.args), _without(part, user.kwargs)
-
-
-def _without(part: fx.Node, given: Any) -> Any:
-    return fx.node.map_arg(given, lambda other: None if other is part else other)
 
 
 def _pairs(graph: fx.Graph, root: nn.Module) -> set[fx.Node]:
@@ -321,22 +290,6 @@ def _edge_inputs(
     if any(node.target == MATRIX for given in arguments.values() for node in given if node in edges):
         found.setdefault(WEIGHTS, (MATRIX, []))  # of a matrix the values come along
     return found
-
-
-def line_of_forward(error: Exception) -> str:
-    """The innermost line of the model's own code that an error went through; "" where there is none."""
-    libraries, line, traceback = (
-        {"torch", "torch_geometric", "hongtu", *sys.stdlib_module_names},
-        "",
-        error.__traceback__,
-    )
-    while traceback is not None:
-        code, module = traceback.tb_frame.f_code, str(traceback.tb_frame.f_globals.get("__name__"))
-        if module.split(".")[0] not in libraries:
-            text = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
-            line = f"line {traceback.tb_lineno}: {text.rstrip(':')}"
-        traceback = traceback.tb_next
-    return line[:SHOWN]
 
 
 def _is_edge_set(model: nn.Module, name: str) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
+import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -25,107 +24,43 @@ from hongtu.model.edge_functions import (
     is_of_edges,
     refuse_edges,
 )
-from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.in_place import ChangesTracer, ChangingProxy, gives_rows
 from hongtu.model.own_state import OwnState
+from hongtu.model.python_questions import answered_for
+from hongtu.model.questions import MADE, Questions, Unanswered
+from hongtu.model.root import OF_EDGES, GivenData, Root
 
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
-OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
-
-
-class NoField(Exception):
-    """A field that a ``Data`` may have, and this one has not; whoever asks whether it has gets this, too."""
-
-
-class GivenData(SimpleNamespace):
-    """A ``Data`` of the whole graph as a forward may read it."""
-
-    batch = None
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name) if name.startswith("_") else NoField(name)
-
-    @property
-    def num_nodes(self) -> Any:
-        return self.x.size(0)
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-
-class Root(nn.Module):
-    """Calls the model with rows, edges and what it asks of edges, or with one ``Data`` of them all; everything else has
-    its default.
-
-    Args:
-        without: what it takes of edges with a default, or as a field of a ``Data``, and is None; the rest is given.
-    """
-
-    def __init__(self, model: nn.Module, without: Collection[str]) -> None:
-        super().__init__()
-        self.model = model
-        given = inspect.signature(model.forward).parameters.values()
-        several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
-        self.asked = [argument.name for argument in needed]
-        others = [argument.name for argument in given if argument.name not in self.asked]
-        possible = (*self.asked, *others) if len(self.asked) == 1 else self.asked
-        known = [name for name in possible if name in ("edge_index", MATRIX, "adj")]
-        self.rows, edges, *_ = [*(name for name in self.asked if name not in known[:1]), "", ""]
-        self.edges = known[0] if known else edges
-        self.of_matrix = self.edges in (MATRIX, "adj")
-        self.of_data = len(self.asked) == 1 and not known
-        self.optional = ({*OF_EDGES} if self.of_data else {*OF_EDGES} & {*others}) - {*without}
-        self.given = {*OF_EDGES} - ({*without} - {*self.asked})
-
-    def forward(
-        self, x: Any, edge_index: Any, adj_t: Any = None, edge_weight: Any = None, edge_attr: Any = None,
-        edge_type: Any = None,
-    ) -> Any:  # fmt: skip
-        of_edges = dict(zip(OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
-        of_edges = {name: value if name in self.given else None for name, value in of_edges.items()}
-        if self.of_data:
-            return self.model(GivenData(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges))
-        wanted = {name: of_edges[name] for name in (*self.asked, *self.optional & self.given) if name in of_edges}
-        edges = adj_t if self.of_matrix else edge_index
-        if not self.rows:  # it takes any, by no name
-            return self.model(x, edges, **wanted)
-        return self.model(**{self.rows: x, self.edges: edges}, **wanted)
+_TENSOR = torch.empty(0)
 
 
 class Tracer(ChangesTracer):
     """Looks into modules that hold convolutions, and into no other; those that the forward makes join the model."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, questions: Questions | None = None) -> None:
         super().__init__(autowrap_functions=tuple(functions_of_edges().values()))
-        self.title, self.made = title, list[nn.Module]()
+        self.title, self.questions, self.made = title, questions, list[nn.Module]()
         self.modes = _modes()
+        self.unanswered: Exception | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         with self._functions_called():
-            return super().trace(root, concrete_args)
+            graph = super().trace(root, concrete_args)
+        if self.unanswered is not None:  # a forward that goes on where it fails
+            raise self.unanswered
+        return graph
 
     @contextmanager
     def _functions_called(self) -> Iterator[None]:
         """Inside, a ``torch.autograd.Function`` is called as one function, with its own backward, what is checkpointed
         is traced, and what stands for rows, edges or a ``Data`` is such for those who ask."""
-        plain, is_instance = Function.__dict__["apply"], builtins.isinstance
-
-        def shown(value: Any, kinds: Any) -> bool:
-            stands_for: Any = None
-            if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
-                pass  # torch knows what a trace has
-            elif type(value) is ChangingProxy and gives_rows(value.node):
-                stands_for = Tensor
-            elif type(value) is GivenData and "torch_geometric.data" in sys.modules:
-                stands_for = sys.modules["torch_geometric.data"].Data
-            if stands_for is None:
-                return is_instance(value, kinds)
-            return issubclass(type(value), kinds) or issubclass(stands_for, kinds)
+        plain = Function.__dict__["apply"]
 
         def apply(cls: type[Function], *args: Any, **options: Any) -> Any:
             if cls is CheckpointFunction:
                 return args[0](*args[2:])
+            if cls.__module__ == "torch_geometric.nn.models.rev_gnn":  # (function, its inverse, passes, inputs, *given)
+                return args[0](*args[4 : 4 + args[3]])
             if not any(isinstance(x, fx.Proxy) for x in (*args, *options.values())):
                 return plain.__get__(None, cls)(*args, **options)
 
@@ -136,12 +71,47 @@ class Tracer(ChangesTracer):
             return self.create_proxy("call_function", call, args, options)
 
         Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-        builtins.isinstance = shown
         try:
-            yield
+            with answered_for(self._stands_for):
+                yield
         finally:
             Function.apply = plain  # type: ignore[method-assign]
-            builtins.isinstance = is_instance
+
+    def _stands_for(self, value: Any) -> Any:
+        """What is asked in place of a traced value."""
+        if isinstance(value, GivenData) and "torch_geometric.data" in sys.modules:
+            return sys.modules["torch_geometric.data"].Data()
+        if not isinstance(value, ChangingProxy):
+            return value
+        if value.node.op == "placeholder" or self.questions is None:
+            return _TENSOR if gives_rows(value.node) else value
+        try:
+            return self.questions.example(value.node)
+        except Unanswered:
+            return _TENSOR if gives_rows(value.node) else value
+
+    def answer(self, proxy: fx.Proxy, ask: Callable[[Any], Any]) -> Any:
+        if self.questions is None:
+            return super().answer(proxy, ask)
+        try:
+            return self.questions.answer(proxy.node, ask)
+        except Unanswered as error:
+            failed = fx.proxy.TraceError(str(error))
+            if ask is not operator.index:  # of which C asks whether there is one
+                self.unanswered = failed
+            raise failed from None
+
+    def has(self, proxy: fx.Proxy, name: str) -> bool:
+        with suppress(Unanswered):
+            if self.questions is not None and proxy.node.op != "placeholder":
+                return hasattr(self.questions.example(proxy.node), name)
+        return super().has(proxy, name)
+
+    def text(self, proxy: fx.Proxy) -> str:
+        with suppress(Unanswered):
+            if self.questions is not None and not isinstance(self.questions.example(proxy.node), Tensor):
+                return self.questions.answer(proxy.node, str)
+        return super().text(proxy)
 
     def create_node(self, kind: str, target: Any, *given: Any, **options: Any) -> fx.Node:
         if kind.startswith("call") and self.root.training and (now := _modes()) != self.modes:
@@ -167,7 +137,7 @@ class Tracer(ChangesTracer):
                     f"{self.title}.forward makes a {kind}, which drops in evaluation, too; make it in __init__, or "
                     "call torch.nn.functional.dropout(x, p, training=self.training)"
                 ) from None
-            name = f"made_in_forward_{len(self.made)}"
+            name = f"{MADE}{len(self.made)}"
             self.made.append(mod)
             self.root.get_submodule("model").add_module(name, mod)
             return f"model.{name}"
@@ -240,9 +210,12 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
         return graph
 
     try:
-        tracers = (make(), make()) if make else (Tracer(title), Tracer(title))
+        questions = getattr(root, "questions", None)
+        tracers = (make(), make()) if make else (Tracer(title, questions), Tracer(title, questions))
         with functions_of_edges_seen(), own:
-            training, evaluation = map(trace_in, tracers, (True, False))
+            training = trace_in(tracers[0], True)
+            kept = [*_places_of_proxies(root)]
+            evaluation = trace_in(tracers[1], False)
     finally:
         for module, flag in flags.items():
             module.training = flag
@@ -260,6 +233,11 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
                     f"{title}.forward calls {name} with force_undirected=True, and an edge does not know its reverse, "
                     "which may lie in another chunk; leave it out"
                 )
+            if isinstance(given.get("p"), fx.Node):
+                raise InputError(
+                    f"{title}.forward calls {name} with a p that it computes, and layers take a number; make it in "
+                    "__init__, and a new Trainer where it changes"
+                )
             trains = given.pop("training", True)
             if trains is False and node.graph is training:
                 off.add(node.name)
@@ -270,6 +248,11 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
             node.args = (given.pop("edge_index" if drops_edges(node) else "input"),)
             node.kwargs = {**given, "p": 0.0} if node.name in off else given
     calls = [[_CONSTANT.sub("", str(node.format_node())) for node in graph.nodes] for graph in (training, evaluation)]
+    if calls[0] != calls[1] and kept:
+        raise InputError(
+            f"{title}.forward keeps {kept[0]} of one call for the next, and layers keep nothing between calls; make it "
+            "in every call, or beforehand, as columns of data.x"
+        )
     if calls[0] != calls[1] or len({str(tracer.made) for tracer in tracers}) > 1:
         raise InputError(
             f"{title}.forward does something else in evaluation (self.training) than in training; only "
@@ -277,10 +260,19 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
             "training=self.training: leave the rest to modules, or to what is done with the predictions"
         )
     for one, other in zip(training.nodes, evaluation.nodes, strict=True):
-        found = [tensor_at(root, node, title) for node in (one, other) if node.op == "get_attr"]
+        found = [tensor_at(root, node, title) for node in (one, other) if node.op == "get_attr" and node.users]
         if found and found[0] is not found[1] and not torch.equal(*found):
             raise InputError(f"{title}.forward makes other numbers in every call; make them once, as a buffer")
     return training
+
+
+def _places_of_proxies(root: nn.Module) -> Iterator[str]:
+    """Where modules hold what stands for rows."""
+    for place, part in root.named_modules():
+        for name, value in vars(part).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            if any(isinstance(x, fx.Proxy) for x in held):
+                yield f"{place}.{name}".removeprefix("model.")
 
 
 def tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -17,17 +15,17 @@ from hongtu.graph.artifact import Artifact
 from hongtu.graph.vertex_types import VertexTypes
 from hongtu.model.checks import modes_kept
 from hongtu.model.edge_functions import refuse_edges
+from hongtu.model.questions import untraced
 from hongtu.model.random_state import kept_random_state
-from hongtu.model.traced import line_of_forward
 from hongtu.model.tracer import Tracer, is_convolution, traced
 from hongtu.model.typed_attention import TypedConv, is_han
 from hongtu.model.typed_bases import by_type
 from hongtu.model.typed_hop import EDGE_ATTR, EDGE_INDEX, EDGE_WEIGHT, is_gcn
+from hongtu.model.untraceable import line_of_forward
 
 OF_EDGES = EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT
 EXAMPLE = "example"  # of a node's metadata: what it gives on a small graph
 PREFIX = "model."
-_CALLS = nn.Module.__call__, nn.Module.__getattr__  # torch.fx puts its own there while it traces
 
 
 def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
@@ -153,7 +151,7 @@ class _Tracer(Tracer):
     def create_node(self, *given: Any, **more: Any) -> fx.Node:
         node = super().create_node(*given, **more)
         if node.op != "output":
-            with _untraced(), torch.no_grad(), kept_random_state():
+            with untraced(), torch.no_grad(), kept_random_state():
                 node.meta[EXAMPLE] = self._run(node)
         return node
 
@@ -197,17 +195,6 @@ def base_of(node: fx.Node) -> str:
     """Of what the forward is called with for one type or relation: which argument; else ""."""
     first = node.args[0] if node.target is operator.getitem else None
     return str(first.target) if isinstance(first, fx.Node) and first.op == "placeholder" else ""
-
-
-@contextmanager
-def _untraced() -> Iterator[None]:
-    """Inside, calls of modules are no part of a trace."""
-    traced_calls = nn.Module.__call__, nn.Module.__getattr__
-    nn.Module.__call__, nn.Module.__getattr__ = _CALLS  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__, nn.Module.__getattr__ = traced_calls  # type: ignore[method-assign]
 
 
 def _check_local(conv: nn.Module, given: Any, found: Any, title: str) -> None:

@@ -21,6 +21,7 @@ from hongtu.hardware import Hardware, load_hardware
 from hongtu.host import check_disk
 from hongtu.kernels.torch_private import parameter_hooks, times_written
 from hongtu.metrics import EpochRecord
+from hongtu.model.asked import check_asked
 from hongtu.model.checks import check_tensors
 from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
@@ -227,6 +228,7 @@ class Trainer(Trainable):
                 self._context = RowContext(seed=seed)
                 self.model = as_modules(with_types(layers, self.artifact))
                 self.artifact = bind_edges(self.model, self.artifact, dtype)
+                check_asked(self.model, self.artifact, dtype, backend.where(0).type)
                 fill_widths(self.model, self.artifact, dtype)
                 check_tensors(self.model)
                 self.model.to(backend.where(0), dtype)  # before optimizers make their state beside it

@@ -857,15 +857,9 @@ def test_modules_without_weights_that_a_forward_makes(make):
 
 REFUSED = {
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
-    "aggregation of GAT": (lambda: pyg.GAT(4, 8, 2, 3, aggr="mean"), r"GAT.convs\[0\] has aggr='mean'"),
     "flow": (lambda: pyg.GCN(4, 8, 2, 3, flow="target_to_source"), "flow='target_to_source'"),
-    "improved": (lambda: pyg.GCNConv(4, 8, improved=True), "improved"),
-    "fill value": (lambda: pyg.GATv2Conv(4, 8, edge_dim=2, fill_value="add"), "GATv2Conv has .*'mean' or a number"),
-    "pair": (lambda: pyg.GATConv((4, 4), 8), "GATConv: in_channels as a pair"),
     "edges alone": (lambda: pyg.LINKX(64, 4, 8, 3, 1), r"SparseLinear\): its forward takes edges and no rows, .*embed"),
     "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
-    "one term": (lambda: pyg.ChebConv(4, 8, K=1), "at least 2 terms; the first alone is torch.nn.Linear"),
-    "no hops": (lambda: pyg.TAGConv(4, 8, K=0), "0 hops, expected at least 1"),
     "edges that are drawn": (lambda: OfEdges("drawn"), r"calls dropout_path, .*utils.dropout_edge\(edge_index, p,"),
     "edges dropped by a module's name": (lambda: OfEdges("by name"), "and GCNConv normalises by degrees: of edges"),
     "edges that are added": (lambda: OfEdges("added"), r"calls add_self_loops on edges; change edges before"),

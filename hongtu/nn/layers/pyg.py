@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
+import math
 import typing
 from typing import Any
 
@@ -65,8 +65,12 @@ class PyGLayer(Layer):
             width, columns = (getattr(conv, name, None) for name in ("in_channels", "edge_dim"))
             beside = {"edge_attr": torch.empty(0, columns)} if self.uses_edge_features and type(columns) is int else {}
             beside |= {"edge_type": torch.empty(0, dtype=torch.long)} if self.uses_edge_type else {}
-            with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # tried when it is given rows
-                self._check_local(width if isinstance(width, int) and width > 0 else 4, beside)
+            try:
+                self._check_local((width if isinstance(width, int) and width > 0 else 4,), beside)
+            except InputError:
+                raise
+            except Exception:  # the convolution's own, for other rows than it takes: it is tried with those it is given
+                pass
 
     def forward(self, block: Block, h: Tensor) -> Any:
         bipartite = self._takes_size and not self._given_one
@@ -79,12 +83,18 @@ class PyGLayer(Layer):
             options["edge_type"] = block.edge_type.long()
         if self._given_one:
             if not self._is_local:
-                self._check_local(h.shape[1], options)
+                try:
+                    self._check_local(h.shape[1:], options)
+                except AssertionError as error:
+                    raise InputError(
+                        f"PyGLayer({type(self.conv).__name__}): asserts what does not hold for rows {[*h.shape]} and "
+                        f"edges alone ({error or 'without a word'}); write it as a hongtu.nn.Layer"
+                    ) from error
             found = self.conv(h, block.edge_index, **options)
             return (found[0][: block.num_dst], found[1]) if self.updates_edges else found[: block.num_dst]
         try:
             return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
-        except (AttributeError, TypeError, RuntimeError, IndexError) as error:
+        except (AttributeError, TypeError, RuntimeError, IndexError, ValueError) as error:
             name = type(self.conv).__name__
             without = int((block.in_degree == 0).sum())
             if without and type(error) in (RuntimeError, IndexError):
@@ -102,9 +112,10 @@ class PyGLayer(Layer):
                 key for key in ("edge_attr", "edge_weight", "edge_type") if key in self._takes and key not in options
             ]
             failed: Exception = error
-            if self._of_ones_own and not isinstance(error, RuntimeError | IndexError):
+            of_pairs = type(error) is ValueError  # as SimpleConv(combine_root="self_loop") says
+            if of_pairs or (self._of_ones_own and not isinstance(error, RuntimeError | IndexError)):
                 try:
-                    self._check_local(h.shape[1], {key: x for key, x in options.items() if key != "size"})
+                    self._check_local(h.shape[1:], {key: x for key, x in options.items() if key != "size"})
                 except (AttributeError, TypeError, RuntimeError, IndexError) as again:
                     failed = again
                 else:
@@ -131,12 +142,12 @@ class PyGLayer(Layer):
         ends = torch.cat([block.edge_index.new_zeros((2, 2)), block.edge_index + shift], dim=1)
         return self.conv((h, torch.cat([h[:1], h[: block.num_dst]])), ends, **more, **size)[1:]
 
-    def _check_local(self, width: int, beside: dict[str, Tensor]) -> None:
+    def _check_local(self, form: tuple[int, ...], beside: dict[str, Tensor]) -> None:
         """Refuse a convolution of one tensor that gives other rows where edges into other vertices, and vertices that
         none of the edges has, are left out.
 
         Args:
-            width: columns of the rows that it is tried with.
+            form: of one of the rows that it is tried with, as (columns,).
             beside: what edges have, by the name of its argument; the columns and the kind of each matter.
 
         Raises:
@@ -147,7 +158,7 @@ class PyGLayer(Layer):
         dtype = next((p.dtype for p in conv.parameters() if p.is_floating_point()), torch.float32)
         edges = torch.arange(48)
         source, destination = edges * edges % 17 % 16, edges * 5 % 13 % 16  # some edges twice, some self-loops
-        x = torch.sin(torch.arange(16 * width)).reshape(16, -1).to(dtype)
+        x = torch.sin(torch.arange(16 * math.prod(form))).reshape(16, *form).to(dtype)
         options = {}
         for key, given in beside.items():
             numbers = 1.5 + torch.cos(torch.arange(48 * given.shape[1:].numel()))

@@ -85,7 +85,8 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
     by_loops = square and matrix is _get(data, "adj_t") and bool((source == destination).any())
     if of_torch and values is None and weight is None and by_loops:
         values = np.ones(len(source), dtype=np.float32)  # of such a matrix self-loops are counted with those added
-    forms = {} if values is None else {"edge_weight": "sparse tensor" if of_torch else "matrix"}
+    kind = "SparseTensor" if type(matrix).__name__ == "SparseTensor" else "sparse tensor" if of_torch else "matrix"
+    forms = {} if values is None else {"edge_weight": kind}
     weight = _weight(weight if values is None else values, title_of(data, name, "edge_weight"), len(source))
     if attributes is not None:
         form = f"{attributes.ndim}{attributes.dtype.kind.replace('u', 'i')}"

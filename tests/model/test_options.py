@@ -1,0 +1,127 @@
+"""Options that torch_geometric's convolutions have and hongtu's layers have not, and matrices of torch-sparse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch_geometric.data import Data
+
+import hongtu
+from hongtu.errors import InputError
+from tests.model.test_edge_inputs import WIDTH, E, N, check, graph, net, numbers, prepare
+
+
+def plain(self, x, edge_index):
+    return self.b(self.a(x, edge_index).relu(), edge_index)
+
+
+def weighed(self, x, edge_index, edge_weight):
+    return self.b(self.a(x, edge_index, edge_weight).relu(), edge_index)
+
+
+def with_features(self, x, edge_index, edge_attr):
+    return self.b(self.a(x, edge_index, edge_attr).relu(), edge_index)
+
+
+PLAIN = {
+    "another aggr": lambda: pyg.GATConv(WIDTH, 8, aggr="mean"),
+    "a pair": lambda: pyg.GATConv((WIDTH, WIDTH), 4, heads=2),
+    "one term": lambda: pyg.ChebConv(WIDTH, 8, K=1),
+    "no hops": lambda: pyg.TAGConv(WIDTH, 8, K=0),
+    "no hops at all": lambda: pyg.MixHopConv(WIDTH, 8, [0]),
+    "columns apart": lambda: pyg.GCNConv(WIDTH, 8, decomposed_layers=2),
+    "columns apart, hops": lambda: pyg.TAGConv(WIDTH, 8, K=2, decomposed_layers=3),
+}
+FEATURED = {
+    "add": lambda: pyg.GATConv(WIDTH, 8, edge_dim=3, fill_value="add"),
+    "max": lambda: pyg.GATv2Conv(WIDTH, 8, edge_dim=3, fill_value="max"),
+    "of each column": lambda: pyg.GATv2Conv(WIDTH, 8, edge_dim=3, fill_value=torch.tensor([1.0, 2.0, 3.0])),
+}
+
+
+@pytest.mark.parametrize("of", PLAIN)
+def test_options_of_rows(of):
+    data = graph()
+    check(prepare(data), net(plain, a=PLAIN[of](), b=pyg.SAGEConv(8, 4)), lambda m: m(data.x, data.edge_index), data)
+
+
+@pytest.mark.parametrize("of", FEATURED)
+def test_options_of_edge_features(of):
+    data = graph(edge_attr=numbers(E, 3))
+    model = net(with_features, a=FEATURED[of](), b=pyg.SAGEConv(8, 4))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, data.edge_attr.double()), data)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pyg.GCNConv(WIDTH, 8, improved=True),
+        lambda: pyg.SimpleConv("mean", combine_root="self_loop"),
+        lambda: pyg.SimpleConv("max", combine_root="self_loop"),
+    ],
+)
+def test_self_loops_of_weighed_edges(make):
+    data = graph(edge_weight=numbers(E))
+    conv = make()
+    model = net(weighed, a=conv, b=pyg.SAGEConv(8 if isinstance(conv, pyg.GCNConv) else WIDTH, 4))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index, data.edge_weight.double()), data)
+
+
+def test_improved_without_weights_is_said_to_be_nothing():
+    with pytest.raises(InputError, match=r"\(GCNConv\) is improved, which torch_geometric leaves out of edges"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(pyg.GCN(WIDTH, 8, 2, 4, improved=True)))
+
+
+def reversible(self, x, edge_index):
+    return self.b(self.a(x, edge_index), edge_index)
+
+
+def test_a_reversible_block_is_its_forward():
+    data = graph()
+    block = pyg.GroupAddRev(pyg.SAGEConv(WIDTH // 2, WIDTH // 2), num_groups=2)
+    model = net(reversible, a=block, b=pyg.SAGEConv(WIDTH, 4))
+    check(prepare(data), model, lambda m: m(data.x.clone(), data.edge_index), data)
+
+
+class SparseTensor:
+    """As torch_sparse's, by its methods."""
+
+    def __init__(self, row, column, value):
+        self._parts = row, column, value
+
+    def coo(self):
+        return self._parts
+
+    def sparse_sizes(self):
+        return N, N
+
+
+def of_matrix(self, x, adj_t):
+    return self.b(self.a(x, adj_t).relu(), adj_t)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"a": pyg.GCNConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
+        lambda: {"a": pyg.GCNConv(WIDTH, 8, improved=True), "b": pyg.GCNConv(8, 4, improved=True)},
+        lambda: {"a": pyg.SGConv(WIDTH, 8, K=2), "b": pyg.APPNP(2, 0.1)},
+    ],
+)
+def test_the_diagonal_of_a_sparse_tensor_is_replaced(make):
+    """torch_sparse.fill_diag puts the added weight where a self-loop is stored."""
+    data, weight = graph(), numbers(E).abs() + 0.5
+    source, destination = data.edge_index
+    assert (source == destination).any()
+    matrix = SparseTensor(destination, source, weight)
+    given = Data(x=data.x, adj_t=matrix, y=data.y, train_mask=data.train_mask)
+    parts = make()
+    of_loops = 2.0 if getattr(parts["a"], "improved", False) else 1.0
+    filled = torch.where(source == destination, of_loops, weight.double())
+
+    def call(m):
+        h = m.a(data.x, data.edge_index, filled).relu()
+        return m.b(h, data.edge_index, filled)
+
+    check(prepare(given), net(of_matrix, **parts), call, data)
