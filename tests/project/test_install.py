@@ -78,7 +78,7 @@ def test_the_version_is_that_of_the_citation_and_the_changelog(built):
     version = hongtu.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     unreleased, _, released = (ROOT / "CHANGELOG.md").read_text().partition(f"\n## [{version}]")
-    assert "## [Unreleased]" in unreleased and released.startswith(" - 20")
+    assert "\n## [" not in unreleased.replace("\n## [Unreleased]\n", "") and released.startswith(" - 20")
     assert [path.name.split("-")[1] for path in built] == [version, f"{version}.tar.gz"]
 
 

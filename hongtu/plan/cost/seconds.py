@@ -85,7 +85,7 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
             total += (sparse_bytes + own_bytes) / hardware.host_link
         work = pass_work(plan, p, extent, hardware.cache)
         total += aggregate_seconds(work, hardware) + rowwise_seconds(work, hardware)
-        total += starts * _dispatch_seconds(work, hardware)
+        total += starts * work.chunks * hardware.chunk_seconds
     return total
 
 
