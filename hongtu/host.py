@@ -10,9 +10,10 @@ import contextlib
 import ctypes
 import mmap
 import os
+import resource
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,21 @@ def proc_bytes(file: Path, field: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
+@contextlib.contextmanager
+def taking_at_most(nbytes: int | None) -> Iterator[None]:
+    """Inside, the process takes at most so many bytes more for itself: whatever asks for more fails with a MemoryError
+    or an error of its library, before the system ends a process. None, or a system that counts no such bytes: any."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_DATA), proc_bytes(STATUS, "VmData")
+    if nbytes is not None and taken is not None and limits[0] == resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (taken + nbytes, limits[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 def anonymous_bytes() -> int:

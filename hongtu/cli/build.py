@@ -7,11 +7,10 @@ import copy
 import importlib
 import inspect
 import os
-import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -58,10 +57,10 @@ def _within_reason() -> Iterator[None]:
     Raises:
         InputError: instead.
     """
-    from hongtu.host import STATUS, proc_bytes
+    from hongtu.host import taking_at_most
 
     refused = InputError("layers that take minutes to make, or memory; ask for fewer hops, steps or layers")
-    left, before, limits = MOST_CALLS, sys.getprofile(), resource.getrlimit(resource.RLIMIT_DATA)
+    left, before = MOST_CALLS, sys.getprofile()
 
     def count(*_: Any) -> None:
         nonlocal left
@@ -70,17 +69,13 @@ def _within_reason() -> Iterator[None]:
             raise refused
 
     sys.setprofile(count)
-    if (taken := proc_bytes(STATUS, "VmData")) is not None and limits[0] == resource.RLIM_INFINITY:
-        with suppress(OSError, ValueError):  # of a system that has no such limit
-            resource.setrlimit(resource.RLIMIT_DATA, (taken + ROOM, limits[1]))
     try:
-        yield
+        with taking_at_most(ROOM):
+            yield
     except MemoryError:
         raise refused from None
     finally:
         sys.setprofile(before)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 def weight_bytes(layers: list[Any]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow
@@ -175,3 +177,32 @@ def test_features_of_one_dimension(kind, tmp_path):
         read_data(data, settings, tmp_path)
     data.x = data.x[:, None]
     assert np.array(read_data(data, settings, tmp_path).features[:]).tolist() == [[0], [1]]
+
+
+UNPACKS = """
+import sys
+from hongtu.cli.main import main
+from hongtu.preprocess.read.formats import table
+table.available_bytes = lambda: 64 << 20
+made = ["--features", "degree", "--labels", "random:2", "--random-split", ".5,.2,.3"]
+sys.exit(main(["preprocess", *sys.argv[1:], *made]))
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+def test_a_batch_that_unpacks_to_more_than_the_memory_is_refused(stream, tmp_path):
+    """Of zeros, in a file of some kilobytes; in a process that has no memory left of earlier ones."""
+    file, zeros = tmp_path / "edges.arrow", np.zeros(12 << 20, dtype=np.int64)
+    table = pyarrow.table({"source": zeros, "destination": zeros})
+    options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
+    make = pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file
+    with make(str(file), table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert file.stat().st_size < 1 << 20
+    words = [sys.executable, "-c", UNPACKS, str(file), str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (
+        done.returncode == 2
+        and "what follows row 0 takes more than the 64.0 MiB of memory that is there" in done.stderr
+    )
+    assert not (tmp_path / "out").exists()

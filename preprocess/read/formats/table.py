@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hongtu.config import size
 from hongtu.errors import InputError
+from hongtu.host import available_bytes, taking_at_most
 from hongtu.preprocess.read.formats.column_names import STANDARD, find_ends, is_relation, say_third, say_unread
 from hongtu.preprocess.read.formats.text import ENDINGS as TEXT
 from hongtu.preprocess.read.formats.text_lines import ending_of
@@ -185,9 +187,14 @@ def _parquet(path: Path, columns: list[str], schema: Any, rows: int) -> Iterator
 
 
 def _blocks(path: Path, table: _Table, as_text: bool) -> Iterator[EdgeBlock]:
-    first, (names, typed) = 0, table
+    first, (names, typed), available = 0, table, available_bytes()
     try:
-        for batch in _open(path, names)[1]:
+        batches = _open(path, names)[1]
+        while True:
+            with taking_at_most(available):  # a batch may unpack to any size
+                batch = next(batches, None)
+            if batch is None:
+                return
             given = batch.select(names)
             given.validate(full=True)  # mapped from the file as it is: offsets and indices may be anything
             for lo in range(0, given.num_rows, ROWS):
@@ -207,6 +214,11 @@ def _blocks(path: Path, table: _Table, as_text: bool) -> Iterator[EdgeBlock]:
                 first += len(arrays[0])
     except InputError:
         raise
+    except MemoryError:
+        raise InputError(
+            f"{path}: what follows row {first} takes more than the {size(available or 0)} of memory that is there; "
+            "write it in smaller batches"
+        ) from None
     except Exception as error:
         raise InputError(f"{path}: damaged after row {first} ({_reason(error)}); write it again") from None
 
