@@ -11,7 +11,7 @@ import pytest
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, H200
-from hongtu.plan.cost.seconds import computing_seconds, predict_seconds
+from hongtu.plan.cost.seconds import computing_seconds, predict_seconds, sketch_seconds
 from hongtu.plan.passes.choice import ONCE, Choice
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.strategy import get_strategy
@@ -335,3 +335,17 @@ def test_a_slab_is_worth_what_python_would_take():
 
 
 STRATEGIES = FULL, replace(FULL, capture=False)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "linked", "counts"),
+    [(CPU, False, True), (CPU, True, False), (H200, False, False)],
+    ids=["cpu", "linked", "captured"],
+)
+def test_a_sketch_counts_the_starts_of_passes_that_python_starts(hardware, linked, counts):
+    """Not of those that a GPU captures, nor where the number of chunks is not known yet."""
+    graph = topology(m=1)
+    sketch = sketch_plan(graph, graph.input_order, tiny.GCN, FULL, Choice())
+    slow = replace(hardware, chunk_seconds=1.0)
+    slower = sketch_seconds(sketch, slow, linked=linked) - sketch_seconds(sketch, hardware, linked=linked)
+    assert (slower > 0.9 * len(sketch.passes.train)) == counts and (slower == 0) != counts

@@ -77,7 +77,8 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
     total, v = 0.0, plan.topology.num_vertices
     row = {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
     extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()), plan.topology.partitions)
-    starts = not (linked or (plan.repeats and _captures(hardware)))
+    captured = plan.strategy.capture and plan.shape.repeats and _captures(hardware)  # a sketch has no buffers yet
+    starts = not (linked or captured)
     for p in plan.passes.train:
         sparse_bytes = v * sum(row[name] for name in (p.exchange, p.flush) if name is not None)
         own_bytes = sum(plan.count(p, name) * row[name] for name in (*p.inputs, *p.gradients, *p.written))
