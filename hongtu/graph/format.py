@@ -46,6 +46,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, bool]] = {
     "test_mask": (("bool",), "V", True),
 }
 
+TENSOR, OF_SPARSE = "sparse tensor", "SparseTensor"  # of torch and torch-sparse: whose values edge weights were
 FORMS = tuple(f"{rank}{kind}" for rank in (1, 2) for kind in "fib")  # of edge features, as the input had them
 MOST_CLASSES = 1 << 20  # that are more than there are vertices
 _LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_width": 1, "classes": 1}

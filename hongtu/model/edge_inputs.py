@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from hongtu.errors import InputError, note
 from hongtu.graph.artifact import Artifact
+from hongtu.graph.format import OF_SPARSE, TENSOR
 from hongtu.nn import GENConv, GINConv, SAGEConv
 from hongtu.nn.layer import Layer
 from hongtu.nn.layers.normalized import NormalizedSum
 
 WEIGHTS, FEATURES, TYPES, MATRIX = "edge_weight", "edge_attr", "edge_type", "adj_t"
-TENSOR, OF_SPARSE = "sparse tensor", "SparseTensor"  # of torch and torch-sparse
 _FILES = {WEIGHTS: "edge_weight", FEATURES: "edge_features", TYPES: "edge_type"}
 
 

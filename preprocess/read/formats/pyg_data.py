@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hongtu.errors import InputError, note
+from hongtu.graph.format import OF_SPARSE, TENSOR
 from hongtu.graph.given import as_array
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.source import DENSE, array_blocks, to_csr, to_edges
@@ -85,7 +86,7 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
     by_loops = square and matrix is _get(data, "adj_t") and bool((source == destination).any())
     if of_torch and values is None and weight is None and by_loops:
         values = np.ones(len(source), dtype=np.float32)  # of such a matrix self-loops are counted with those added
-    kind = "SparseTensor" if type(matrix).__name__ == "SparseTensor" else "sparse tensor" if of_torch else "matrix"
+    kind = OF_SPARSE if type(matrix).__name__ == OF_SPARSE else TENSOR if of_torch else "matrix"
     forms = {} if values is None else {"edge_weight": kind}
     weight = _weight(weight if values is None else values, title_of(data, name, "edge_weight"), len(source))
     if attributes is not None:
