@@ -210,7 +210,7 @@ class _Bounds(Operations):
         if func in (aten.slice.Tensor, aten.split.Tensor):
             at, numbers = (args[1:2], args[2:4]) if func is aten.slice.Tensor else (args[2:3], args[1:2])
             self.add(args[0].shape[at[0] if at else 0], numbers)
-        elif func in _Holds.COMPARED and args[0].ndim and not args[0].is_floating_point():
+        elif func in _Holds.COMPARED and _counts(args[0]):
             self.add(len(args[0]), args[1:2])
         return func(*args, **(kwargs or {}))
 
@@ -275,6 +275,11 @@ class _Holds(Operations):
                 raise RecursionError
             out, self.found = torch.ones_like(out), True
         return out
+
+
+def _counts(x: Tensor) -> bool:
+    """Whether these whole numbers, of copies of one row, are not the row's own: that would be the same in all."""
+    return x.ndim > 0 and not x.is_floating_point() and bool((x != x[:1]).any())
 
 
 def _is_number(x: Any) -> bool:
