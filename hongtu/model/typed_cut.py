@@ -16,7 +16,9 @@ from hongtu.graph.vertex_types import VertexTypes
 from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, with_hooks_of
 from hongtu.model.expression import label
 from hongtu.model.typed_attention import TypedStatistics, attended
-from hongtu.model.typed_hop import NormalizedGcn, Packing, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
+from hongtu.model.typed_hop import NormalizedGcn, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
+from hongtu.model.typed_kernels import HgtWithKernels, WithKernels, has_kernels
+from hongtu.model.typed_rows import Packing
 from hongtu.model.typed_trace import OF_EDGES, PREFIX, TypedRoot, base_of
 from hongtu.model.typed_values import TypedValues
 from hongtu.nn.dropout import Dropout
@@ -242,7 +244,10 @@ class Hops(TypedValues):
 
         args = tuple(changed(given) for given in node.args)
         kwargs = {name: changed(given) for name, given in node.kwargs.items()}
-        found = made.graph.call_module(str(node.target), args, kwargs)
+        if type(conv).__name__ == "HGTConv" and has_kernels(conv):
+            return made.graph.call_module(self._made_module(HgtWithKernels(conv)), args, kwargs | {"own": cut})
+        target = self._made_module(WithKernels(conv)) if has_kernels(conv) else str(node.target)
+        found = made.graph.call_module(target, args, kwargs)
         return found if cut is None else made.graph.call_function(first_rows, (found, cut))
 
     def _drops(self, node: fx.Node) -> float | None:

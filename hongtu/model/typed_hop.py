@@ -6,78 +6,18 @@ Legend: D destinations and S sources of a block, E edges, R rows, K types of ver
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from hongtu.graph.vertex_types import VertexTypes
+from hongtu.model.typed_kernels import called
+from hongtu.model.typed_rows import Packing, rows_by_kind
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 
 EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT = "edge_index", "edge_attr", "edge_weight"
-
-
-@dataclass
-class Packing:
-    """Which columns hold which values: those of a type's vertices begin at column 0, one behind the other; further
-    columns of narrower types are zeros.
-
-    Attributes:
-        values: by the type's number, names of values and the shape of one row of each.
-        apart: each type's columns begin behind those of the types before, so that a column is of one type.
-
-    >>> packing = Packing({0: {"a": (2,), "b": (3, 2)}, 1: {"c": (5,)}})
-    >>> packing.columns, packing.take(torch.arange(8.0).view(1, 8), 0)["b"].tolist()
-    (8, [[[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]])
-    """
-
-    values: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
-    apart: bool = False
-
-    @property
-    def columns(self) -> int:
-        of_kinds = [self._width(kind) for kind in self.values]
-        return sum(of_kinds) if self.apart else max(of_kinds, default=0)
-
-    def _width(self, kind: int) -> int:
-        return sum(map(prod, self.values.get(kind, {}).values()))
-
-    def _first(self, kind: int) -> int:
-        return sum(self._width(other) for other in self.values if other < kind) if self.apart else 0
-
-    def add(self, kind: int, name: str, shape: tuple[int, ...]) -> None:
-        self.values.setdefault(kind, {})[name] = shape
-
-    def take(self, rows_RC: Tensor, kind: int) -> dict[str, Tensor]:
-        """The values of rows of one type."""
-        found, first = {}, self._first(kind)
-        for name, shape in self.values.get(kind, {}).items():
-            found[name] = rows_RC[:, first : first + prod(shape)].reshape(len(rows_RC), *shape)
-            first += prod(shape)
-        return found
-
-    def pack(self, values: Mapping[str, Tensor], rows_of: Sequence[Tensor], like: Tensor) -> Tensor:
-        """float [R, columns].
-
-        Args:
-            values: by name, [R_k, ...] each.
-            rows_of: int64 [R_k] for each type, where its rows are among all.
-            like: of the dtype and device.
-        """
-        parts = []
-        for kind, where in enumerate(rows_of):
-            given = self.values.get(kind, {}).items()
-            own = [values[name].reshape(len(where), prod(shape)).to(like.dtype) for name, shape in given]
-            before = like.new_zeros((len(where), self._first(kind)))
-            blank = like.new_zeros((len(where), self.columns - sum(part.shape[1] for part in (before, *own))))
-            parts.append(torch.cat([before, *own, blank], dim=1))
-        place = torch.cat(list(rows_of))
-        order = torch.empty_like(place)
-        order[place] = torch.arange(len(place), device=place.device)
-        return torch.cat(parts)[order]
 
 
 def first_rows(found: Any, own: Any) -> Any:
@@ -140,7 +80,7 @@ class NormalizedGcn(torch.nn.Module):
         conv, weight = self.conv, roots[edges[0]] * weight.to(x.dtype) * roots[edges[1]]
         conv.normalize = False
         try:
-            return conv(x, edges, weight)[: len(own)]
+            return called(conv, x, edges, weight)[: len(own)]
         finally:
             conv.normalize = True
 
@@ -219,25 +159,23 @@ class TypedHop(Layer):
     def _begin(self, h: Tensor, front: fx.GraphModule) -> tuple[Tensor, tuple[Tensor, ...]]:
         first, ids, rows_of = self.types.first_column, self.rows.ids, self.rows_of(self.kinds(self.rows.ids))
         given: dict[str, Tensor] = {}
-        for kind, (where, width) in enumerate(zip(rows_of, self.types.widths, strict=True)):
-            given |= {f"x_{kind}": h[where, first : first + width], f"ids_{kind}": ids[where]}
+        for kind, (rows, width) in enumerate(zip(rows_by_kind(h, rows_of), self.types.widths, strict=True)):
+            given |= {f"x_{kind}": rows[:, first : first + width], f"ids_{kind}": ids[rows_of[kind]]}
         values = _called(front, self._front_takes, given)
         return self._pair(self.exchanged.pack(values, rows_of, h), self.own.pack(values, rows_of, h))
 
     def aggregate(self, block: Block, z: Tensor, s: Any) -> Tensor:
         block, others = block.with_destinations()
-        rows = torch.cat([s[0], z[others]])
-        given, rows_of = self._edges(block)
-        for kind, where in enumerate(rows_of):
-            mine = where[: len(where) - len(given[f"others_{kind}"])]
-            of_all = self.exchanged.take(rows[where], kind)
-            own = self.own.take(s[-1][mine], kind) if self.own.columns else {}
+        given, mine, beside = self._edges(block)
+        every = rows_by_kind(s[0], mine, z, [others[where] for where in beside])
+        own = rows_by_kind(s[-1], mine) if self.own.columns else ()
+        for kind, rows in enumerate(every):
+            of_all, count = self.exchanged.take(rows, kind), len(mine[kind])
             given |= {f"all_{name}": value for name, value in of_all.items()}
-            given |= {f"own_{name}": value[: len(mine)] for name, value in of_all.items()}
-            given |= {f"own_{name}": value for name, value in own.items()}
-            given[f"ids_{kind}"] = block.rows.ids[mine]
-            rows_of[kind] = mine
-        return self.packed(given, rows_of, z)
+            given |= {f"own_{name}": value[:count] for name, value in of_all.items()}
+            given |= {f"own_{name}": value for name, value in (self.own.take(own[kind], kind) if own else {}).items()}
+            given[f"ids_{kind}"] = block.rows.ids[mine[kind]]
+        return self.packed(given, mine, z)
 
     def packed(self, given: Mapping[str, Tensor], rows_of: Sequence[Tensor], like: Tensor) -> Tensor:
         """float [D, columns]: what it makes of what its placeholders are given, for the next hop.
@@ -247,31 +185,32 @@ class TypedHop(Layer):
         """
         values = _called(self.hop, self._takes, given)
         packed = [packing.pack(values, rows_of, like) for packing in self.gives if packing.columns]
-        return torch.cat(packed, dim=1)
+        return packed[0] if len(packed) == 1 else torch.cat(packed, dim=1)
 
-    def _edges(self, block: Block) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """The edges of every relation between rows of their types, and, for each type, its rows among all, those of
-        destinations first."""
+    def _edges(self, block: Block) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+        """The edges of every relation between rows of their types, and, for each type, where its rows are among
+        destinations, and among the sources behind them."""
         assert block.edge_type is not None
-        ends = [self.types.ends(relation) for relation in range(len(self.types.relations))]
-        of_source = torch.tensor([source for source, _ in ends], device=block.indptr.device)
-        source, destination = block.edge_index
+        ends = torch.tensor([self.types.ends(relation) for relation in range(len(self.types.relations))])
+        of_source, of_destination = ends.to(block.indptr.device).T.contiguous()
+        kind_E, (source, destination) = block.edge_type.long(), block.edge_index
         kinds_S = torch.zeros(block.num_src, dtype=torch.int64, device=source.device)
-        kinds_S[source] = of_source[block.edge_type.long()]
+        kinds_S[source] = of_source[kind_E]
         kinds_S[: block.num_dst] = self.kinds(block.rows.ids)
-        rows_of, position_S = self.rows_of(kinds_S), torch.empty_like(kinds_S)
-        for where in rows_of:
+        fits = (kinds_S[source] == of_source[kind_E]) & (kinds_S[destination] == of_destination[kind_E])
+        kind_E = torch.where(fits, kind_E, -1)  # all fit, but in graphs that are made up
+        own, beside = (self.rows_of(kinds) for kinds in kinds_S.split([block.num_dst, block.num_src - block.num_dst]))
+        position_S, given = torch.empty_like(kinds_S), dict[str, Tensor]()
+        for where in map(torch.cat, zip(own, (where + block.num_dst for where in beside), strict=True)):
             position_S[where] = torch.arange(len(where), device=where.device)
-        given = {f"others_{kind}": where[where >= block.num_dst] for kind, where in enumerate(rows_of)}
-        for relation, (of_sources, of_destinations) in enumerate(ends):
-            fits = (kinds_S[source] == of_sources) & (kinds_S[destination] == of_destinations)
-            mine = ((block.edge_type == relation) & fits).nonzero().squeeze(1)  # all but in graphs that are made up
+        for relation in range(len(self.types.relations)):
+            mine = (kind_E == relation).nonzero().squeeze(1)
             given[f"{EDGE_INDEX}_{relation}"] = position_S[block.edge_index[:, mine]]
             if block.edge_features is not None:
                 given[f"{EDGE_ATTR}_{relation}"] = block.edge_features[mine, : self.types.edge_columns[relation]]
             weight = torch.ones(1, device=mine.device) if block.edge_weight is None else block.edge_weight
             given[f"{EDGE_WEIGHT}_{relation}"] = weight.expand(block.num_edges)[mine]
-        return given, rows_of
+        return given, own, beside
 
 
 def _placeholders(graph: fx.GraphModule) -> tuple[str, ...]:

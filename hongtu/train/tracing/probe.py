@@ -40,8 +40,9 @@ from hongtu.train.tracing.guards import digest_of, remembered
 
 Correct = Callable[[str, int], int]
 
+SAMPLE = 1 << 15  # destinations, sources or edges of a block from which what larger ones take follows
 
-SAMPLE = 1 << 15  # destinations, sources or edges of a block from which larger ones follow
+CLOSE = 0.02  # of the most, how far a bound may be from what is likely
 
 
 class Taken(NamedTuple):
@@ -83,13 +84,13 @@ def probe_workspace(
         positions = 0 if view.active is None else 8 * int(view.num_dst.max())
         if whole:
             part = min(1.0, SAMPLE / max(1, *(int(x.max()) for x in _sizes(view))))
-            large, small = (replace(probe, part=x).taken() for x in (part, part / 2))
+            large, small = (replace(probe, part=x, whole=True).taken() for x in (part, part / 2))
             for name in names & large.keys():
                 one, left, left_by_all = _of_chunks(small[name], large[name], part, view)
                 every[name] = one + positions, left, left_by_all
         else:
-            taken = probe.taken()
-            workspace |= {name: taken[name].most + positions for name in names & taken.keys()}
+            most = probe.most()
+            workspace |= {name: most[name] + positions for name in names & most.keys()}
     if whole:
         kept = _add_up(workspace, plan.passes.setup, every, 0)
         for passes in (plan.passes.train, plan.passes.evaluate):
@@ -134,8 +135,8 @@ def _add_up(
 
 @dataclass(frozen=True, eq=False)
 class _Probe:
-    """Runs layers on the largest block of one view of a plan; with a ``part``, on that part of it as without a limit.
-    Other attributes are those of ``probe_workspace``."""
+    """Runs layers on the largest block of one view of a plan, or on a part of it. Other attributes are those of
+    ``probe_workspace``."""
 
     plan: ExecutionPlan
     view: Topology
@@ -143,7 +144,22 @@ class _Probe:
     loss: MeanLoss | EdgeLoss | None
     vertices: int
     dtype: torch.dtype
-    part: float | None = None
+    part: float = 1.0
+    whole: bool = False
+
+    def most(self) -> dict[str, int]:
+        """Bytes that layers take at most in every pass. They are the most, over time, of a constant and a share that
+        grows with the block, so that a part of the block gives a bound; which it takes to be of use, is tried."""
+        part = SAMPLE / max(self.sizes)
+        while part < 1:
+            large, small = (replace(self, part=x).taken() for x in (part, part / 2))
+            bound = {name: ceil(taken.most / part) for name, taken in large.items()}
+            likely = {name: (large[name].most - small[name].most) / (part / 2) for name in large}
+            near = CLOSE * max(bound.values())
+            if all(bound[name] - large[name].most - likely[name] * (1 - part) <= near for name in bound):
+                return bound
+            part *= 4
+        return {name: taken.most for name, taken in self.taken().items()}
 
     def taken(self) -> dict[str, Taken]:
         """What layers take in every pass. Models and losses of known classes are run once in a process for blocks of
@@ -173,14 +189,14 @@ class _Probe:
             model, network.transform_first, network.once_per_vertex, network.autocast, kernels_key(), self.dtype,
             self.vertices, self.sizes, _most_with_loss(self.view, self.loss), numbers, self.view.edge_weight is None,
             replace(plan.shape, sparse_input=None), plan.strategy, choice.fuse, choice.save, plan.resident,
-            choice.structure, choice.ordered, choice.staging > 0, plan.apart, self.part,
+            choice.structure, choice.ordered, choice.staging > 0, plan.apart, self.part, self.whole,
         )  # fmt: skip
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         """The most destinations, sources, and edges of a chunk, and in-edges of a destination; or a part of them."""
         counts = (*_sizes(self.view), self.view.longest)
-        d, s, e, hub = (ceil((self.part or 1.0) * int(x.max(initial=0))) for x in counts)
+        d, s, e, hub = (ceil(self.part * int(x.max(initial=0))) for x in counts)
         return d, max(s, 1), e, min(e, hub)
 
     def run(self, twin: Network, kind: Kind) -> dict[str, Taken]:
@@ -190,11 +206,11 @@ class _Probe:
         schedule = np.zeros((1, 1), dtype=np.int32)  # only the first chunk runs; the others exist to be sources
         shape = plan.shape
         if shape.sparse_input is not None:
-            numbers = int((1.0 if part is None else part) * shape.sparse_input.numbers(view).max())
+            numbers = ceil(part * shape.sparse_input.numbers(view).max())
             rows = _largest_rows(numbers, int(topology.chunk_start[1]), topology)
             shape = replace(shape, sparse_input=replace(rows, width=shape.features))
         choice = Choice(fuse=plan.choice.fuse, padded=plan.apart)
-        if part is not None:
+        if self.whole:
             choice = replace(
                 choice,
                 save=plan.choice.save,
@@ -203,8 +219,8 @@ class _Probe:
                 ordered=plan.choice.ordered,
             )
         small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
-        host = _placeholder_rows(small, self.dtype, ceil((part or 1.0) * _most_with_loss(view, self.loss)), kind)
-        device = (CpuDevice if part is None else _Cleared)("probe", None, Traffic(), kernels=in_use())
+        host = _placeholder_rows(small, self.dtype, ceil(part * _most_with_loss(view, self.loss)), kind)
+        device = (_Cleared if self.whole else CpuDevice)("probe", None, Traffic(), kernels=in_use())
         with torch.random.fork_rng(devices=[]), as_on_gpu(plan.choice.staging > 0):
             program = small.program
             takes_nothing = SimpleNamespace(backward=lambda *given: 0.0)  # a loss over edges, on a device
@@ -227,7 +243,7 @@ class _Probe:
 
             try:
                 workspace = run(program.setup, training=False) | run(program.train, training=True)
-                evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part, kind
+                evaluation = "evaluation", tuple(small.passes.evaluate), plan.choice.staging > 0, part, self.whole, kind
                 if evaluation not in view.memo:  # plans that train in other passes evaluate in the same
                     view.memo[evaluation] = run(program.evaluate, training=False)
                 return workspace | view.memo[evaluation]
