@@ -14,8 +14,10 @@ WARNED = re.compile(r"(?:User|Runtime)Warning: (.*)")
 # an error, and not what torch says behind it
 RAISED = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)+(\S.*)", re.MULTILINE)
 COUNTERS = ("Duration", "DRAM Throughput", "Memory Throughput", "L2 Hit Rate", "Achieved Occupancy")  # as `ncu` says
-OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b")  # how pytest says that a test is
-TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| *$)")
+OVER = re.compile(
+    r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b(?! SUMMARY)"
+)  # how pytest says that a test is; not a tool's sum
+TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| +=====| *$)")
 
 
 def result_of(lines: list[str], shows: str) -> dict[str, Any]:

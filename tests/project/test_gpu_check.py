@@ -590,6 +590,8 @@ def test_what_hangs_in_a_test_says_in_which():
     assert gpu_results.reason(None, "\n".join([said[0], *failed[1:]]), "", "took too long") == (
         "took too long: tests/a.py::TestB::test_c[1]: 1 failed, first tests/a.py::test_d[2]: 1 passed"
     )
+    checked = "tests/a.py::test_d[5] ========= ERROR SUMMARY: 0 errors"  # which a tool ends the line of a test with
+    assert gpu_results.reason(134, checked, "", "") == "exit code 134: tests/a.py::test_d[5]"
     alone = "tests/a.py::test_d[4] FAILED      [ 50%]"
     assert gpu_results.reason(-6, alone, "", "") == "ended by SIGABRT: 1 failed, first tests/a.py::test_d[4]"
     over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
