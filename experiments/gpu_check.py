@@ -116,15 +116,19 @@ class Check:
     def _prepare(self, part: Part) -> tuple[Part, dict[str, Any], bool]:
         """A part as it would begin now, its row, and whether it is done."""
         row: dict[str, Any] = {"part": part.name, "device": self.options.device}
-        ways, known = [" ".join(("python", *part.command[1:]))], self.known.get(part.name, {})
+        ways, known = [said(part.command)], self.known.get(part.name, {})
         broken = [name for name, other in self.known.items() if other.get("crashed") and name != part.name]
         if part.eager and broken:  # what crashed itself is tried again as it was, by a second call
+            ways.append(eagerly(part))
             part = replace(part, command=(*part.command, *part.eager), captures=False)
-            ways.append(" ".join((*ways, *part.eager)))
             row |= {"note": f"eager, for '{broken[0]}' crashed or hung"}
         row |= {"command": ways[-1]}
         done = known.get("status") == DONE and known["command"] in ways and known["device"] == row["device"]
         return part, row, done
+
+    def _broken(self, command: str) -> bool:
+        """Whether a command has crashed or hung."""
+        return any(row.get("broken") and row["command"] == command for row in self.known.values())
 
     def _begin(self, part: Part) -> Running | None:
         part, row, done = self._prepare(part)
@@ -171,7 +175,9 @@ class Check:
         if not good:
             row["why"] = reason(code, printed, errors, ended)
             broken = (ended == SLOW and quiet > HANGS if code is None else code < 0) or BROKEN.search(printed + errors)
-            row["crashed"] = bool(broken) and run.part.captures
+            row["broken"] = bool(broken)
+            too = run.part.eager and self._broken(eagerly(run.part))  # what is eager broke: capturing is not to blame
+            row["crashed"] = row["broken"] and run.part.captures and not too
         losses = row.get("result", {}).get("losses")
         alike = [k for k in self.known.values() if k.get("alike") == run.part.alike != "" and k["status"] != DIFFERS]
         others = [k["result"]["losses"] for k in alike if k["part"] != run.part.name]
@@ -199,6 +205,15 @@ class Check:
         except (OSError, OutputError) as error:  # a full disk costs no part
             with suppress(OSError, ValueError):
                 print(f"cannot be written: {error}", flush=True)
+
+
+def said(command: tuple[str, ...]) -> str:
+    return " ".join(("python", *command[1:]))
+
+
+def eagerly(part: Part) -> str:
+    """The command of a part where it captures nothing."""
+    return said((*part.command, *part.eager))
 
 
 def kept(path: Path) -> list[dict[str, Any]]:

@@ -102,7 +102,8 @@ def run_epochs(step: Callable[[], float], options: argparse.Namespace, row: dict
 
 def timeline(trainer: hongtu.Trainer) -> dict[str, Any]:
     """Where an epoch goes on the GPU."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:  # else torch warns that it drops others
         trainer.train_epoch()
         torch.cuda.synchronize()
     return summary([

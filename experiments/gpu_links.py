@@ -46,8 +46,14 @@ class Rates:
         self._known: dict[str, float] = {}
         self._row = machine("gpu_links") | {"device": options.device, "rates": self._known}
 
+    def begin(self, name: str) -> None:
+        """What is measured next, for where that crashes or hangs."""
+        self._row["measuring"] = name
+        print(json.dumps(self._row), flush=True)
+
     def note(self, name: str, value: float) -> float:
         self._known[name] = value
+        self._row.pop("measuring", None)
         print(json.dumps(self._row), flush=True)
         return value
 
@@ -67,6 +73,7 @@ def main() -> None:
 def memory(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
     for part in (2, 16, 64):
         nbytes, start = options.megabytes * (part << 18), time.perf_counter()
+        rates.begin(f"{nbytes / 2**30:g} GiB")
         with warnings.catch_warnings(record=True) as refused:
             warnings.simplefilter("always")
             made = backend.pinned((nbytes,), torch.uint8)
@@ -95,6 +102,7 @@ def links(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
     load, flush = device.streams.load, device.streams.flush
 
     def rate(name: str, stream: Any, work: Callable[[], object], nbytes: float = gigabytes) -> float:
+        rates.begin(name)
         return rates.note(f"{name}, GB/s", nbytes / seconds(device, lambda: stream.run(work)))
 
     device.begin()
@@ -104,6 +112,7 @@ def links(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
     staging = backend.pinned(there.shape, torch.float32)
     for size in ROW_BYTES:
         rows_of(device, *(x.view(-1, size // 4) for x in (host, there, staging)), rate)
+    rates.begin("a chunk of nothing")
     rates.note("a chunk of nothing, us", seconds(device, lambda: dummy_chunks(device)) / CHUNKS * 1e6)
     recorder = backend.recorder(devices)
     if recorder is None:
@@ -112,8 +121,10 @@ def links(backend: Backend, options: argparse.Namespace, rates: Rates) -> None:
     count = min(len(there) // WIDTH, 1 << 18)
     rows, target = (x[: count * WIDTH].view(count, WIDTH) for x in (host[len(host) // 2 :], host))
     adds = Put(rows.numpy(), target.numpy(), np.random.default_rng(0).permutation(count).astype(np.int32), False)
+    rates.begin("a graph of small nodes")
     nodes = recorder.capture(lambda: [compute.run(lambda: little.add_(0)) for _ in range(NODES)], device.drain)
     rates.note("a node of a graph, us", seconds(device, nodes.replay) / NODES * 1e6)
+    rates.begin("a graph of functions of the host")
     puts = recorder.capture(lambda: device.streams.host.run(adds), device.drain)  # while the pool has its first graph
     rates.note("rows added on the host by a node, GB/s", rows.nbytes / 1e9 / seconds(device, puts.replay))
 
@@ -165,6 +176,7 @@ def kernel_rates(backend: Backend, options: argparse.Namespace, rates: Rates) ->
     }  # fmt: skip
     copy = 0.0
     for name, (work, nbytes) in works.items():
+        rates.begin(name)
         device.begin()
         taken = seconds(device, partial(device.streams.compute.run, work))
         rates.note(f"{name}, GB/s", nbytes / taken / 1e9)

@@ -14,8 +14,10 @@ WARNED = re.compile(r"(?:User|Runtime)Warning: (.*)")
 # an error, and not what torch says behind it
 RAISED = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)+(\S.*)", re.MULTILINE)
 COUNTERS = ("Duration", "DRAM Throughput", "Memory Throughput", "L2 Hit Rate", "Achieved Occupancy")  # as `ncu` says
-OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b")  # how pytest says that a test is
-TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| *$)")
+OVER = re.compile(
+    r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b(?! SUMMARY)"
+)  # how pytest says that a test is; not a tool's sum
+TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| +=====| *$)")
 
 
 def result_of(lines: list[str], shows: str) -> dict[str, Any]:
@@ -47,15 +49,18 @@ def counters(lines: list[str]) -> dict[str, float]:
 
 
 def reason(code: int | None, printed: str, errors: str, ended: str) -> str:
-    """Why a part failed: the tests that did, or how it ended, with the tests that were under way, how many had passed
-    and the line of Python at which it was, or else its last words."""
+    """Why a part failed: the tests that did, or how it ended, with the tests that were under way, how many had failed
+    and passed, and the line of Python at which it was, or else its last words."""
     lines = printed.splitlines()
     failed = [text for text in lines if text.startswith(("FAILED ", "ERROR "))]
     if failed:
         return f"{len(failed)} failed, first {failed[0][:300]}"
     tests = {found[0]: OVER.search(text) for text in lines if (found := TEST.search(text))}
     last = [test for test, over in tests.items() if not over][:3]
-    passed = sum(over is not None and over[0] == "PASSED" for over in tests.values())
+    over = {test: found[0] for test, found in tests.items() if found}
+    wrong = [test for test, how in over.items() if how in ("FAILED", "ERROR")]
+    last += [f"{len(wrong)} failed, first {wrong[0]}"] if wrong else []
+    passed = [*over.values()].count("PASSED")
     last += [f"{passed} passed"] if passed and last else []
     last += [f"in {found[1]}" for found in [WHERE.search(errors)] if found]
     said = [text for text in (*lines, *errors.splitlines()) if text.strip() and not text.startswith("{")]
@@ -73,6 +78,7 @@ def line(row: dict[str, Any]) -> str:
         text += f"{result['seconds']:.4f} s an epoch, allocated {result['allocated'] / 2**30:.2f} GiB; "
     if "captured" in result:
         text += f"captured: {result['captured']}, slab: {result['slab']}, scripts: {result['scripts']}; "
+    text += f"measuring {result['measuring']}: " if "measuring" in result else ""
     words = ("note", "why") if row.get("said", "") in row.get("why", "") else ("note", "why", "said")
     text += "  ".join([*(row[key] for key in words if row.get(key)), *row.get("warned", [])[:1]])
     rates = result.get("rates", {})

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from experiments import gpu_check, gpu_epoch, gpu_parts, gpu_processes, gpu_results
+from experiments import gpu_check, gpu_epoch, gpu_links, gpu_parts, gpu_processes, gpu_results
 from experiments.gpu_parts import Part
 from tests import kernel_parity
 
@@ -156,6 +157,54 @@ def test_what_cannot_be_written_ends_no_call(monkeypatch, tmp_path, capsys, full
         check(monkeypatch, tmp_path)
     said = capsys.readouterr().out
     assert said.count("done") == 2 and "cannot be written" in said
+
+
+ILLEGAL = "raise RuntimeError('CUDA error: an illegal memory access was encountered')"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("eager", "blamed"),
+    [("os.abort()", False), ("time.sleep(60)", False), (ILLEGAL, False), ("1 / 0", True), ("print(1)", True)],
+    ids=["crash", "hang", "illegal address", "error", "nothing"],
+)
+def test_a_fault_that_an_eager_run_has_too_is_not_one_of_capturing(monkeypatch, tmp_path, eager, blamed):
+    """As of a kernel: the runs of other models are captured as before."""
+    code = f"import os, sys, time\nif '--eager' in sys.argv:\n {eager}\nelse:\n os.abort()"
+    kinds = {"captures": True, "eager": ("--eager",)}
+    found = [python("eager", code, 2), python("captured", code, 2, **kinds)]
+    found[0] = replace(found[0], command=(*found[0].command, "--eager"))
+    steps(monkeypatch, *([part] for part in found), [python("next", "import sys; print(sys.argv[1:])", **kinds)])
+    for _ in range(2):  # a call, and one more after it
+        _, rows = check(monkeypatch, tmp_path)
+        assert rows["captured"]["status"] == "failed" and rows["captured"]["crashed"] == blamed
+        assert rows["next"]["said"] == str(["--eager"] if blamed else [])
+
+
+def test_every_captured_run_has_an_eager_one_of_the_same_command():
+    parts = [step for step in gpu_parts.first(found_by(options_of_calls(Path("work"), 300)))]
+    runs = {part.name: part for step in parts for part in step if part.alike}
+    for model in ("gcn", "gat"):
+        for of in ("", " in 25%"):
+            captured, eager = runs[f"{model} captured{of}"], runs[f"{model} eager{of}"]
+            assert gpu_check.eagerly(captured) == gpu_check.said(eager.command)
+
+
+def found_by(options, small=False):
+    """A check that has found nothing yet."""
+    found = SimpleNamespace(options=options, known={}, late=[], done=lambda part: False)
+    found.artifact = lambda name, seconds: not small
+    return found
+
+
+def test_a_measurement_that_crashes_or_hangs_is_named(capsys):
+    rates = gpu_links.Rates(SimpleNamespace(device="cuda"))
+    rates.begin("copy")
+    rates.note("copy, GB/s", 7.0)
+    assert "measuring" not in (before := json.loads(capsys.readouterr().out.splitlines()[-1]))
+    rates.begin("attend")
+    row = {"part": "rates", "status": "failed", "why": "exit code 1: x", "result": json.loads(capsys.readouterr().out)}
+    assert row["result"]["rates"] == before["rates"] and "measuring attend: exit code 1: x" in gpu_results.line(row)
 
 
 def test_what_is_imported_for_a_part_takes_none_of_its_time(monkeypatch, tmp_path):
@@ -532,6 +581,19 @@ def test_what_hangs_in_a_test_says_in_which():
     assert (
         gpu_results.reason(-11, "\n".join(said), "", "") == "ended by SIGSEGV: tests/a.py::TestB::test_c[1]: 1 passed"
     )
+    failed = [
+        f"[gw0] [ {k}%] {how} tests/a.py::test_d[{k}] " for k, how in ((1, "FAILED"), (2, "ERROR"), (3, "PASSED"))
+    ]
+    assert gpu_results.reason(None, "\n".join(failed), "", "took too long") == (
+        "took too long: 2 failed, first tests/a.py::test_d[1]: 1 passed"
+    )
+    assert gpu_results.reason(None, "\n".join([said[0], *failed[1:]]), "", "took too long") == (
+        "took too long: tests/a.py::TestB::test_c[1]: 1 failed, first tests/a.py::test_d[2]: 1 passed"
+    )
+    checked = "tests/a.py::test_d[5] ========= ERROR SUMMARY: 0 errors"  # which a tool ends the line of a test with
+    assert gpu_results.reason(134, checked, "", "") == "exit code 134: tests/a.py::test_d[5]"
+    alone = "tests/a.py::test_d[4] FAILED      [ 50%]"
+    assert gpu_results.reason(-6, alone, "", "") == "ended by SIGABRT: 1 failed, first tests/a.py::test_d[4]"
     over = [said[0], said[2], "[gw1] [100%] SKIPPED tests/a.py::TestB::test_c[1] ", "no more"]
     assert gpu_results.reason(3, "\n".join(over), "", "") == "exit code 3: no more"
     assert gpu_results.reason(None, "", "", "took too long") == "took too long"
