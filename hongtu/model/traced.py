@@ -193,7 +193,8 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
                 remedy = (
                     "do that in the forward of one module, which takes edge_attr alone, as self.encoder(edge_attr)"
                     if learned
-                    else "do that once before hongtu.preprocess_graph, as data.edge_attr = ..., and take edge_attr"
+                    else "do that once before hongtu.preprocess_graph, as data.edge_attr = ... (or edge_weight), and "
+                    "take that in forward"
                 )
                 raise InputError(f"{title}.forward calls {label(node)} with several things that edges have; {remedy}")
             raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; write a hongtu.nn.Layer")
