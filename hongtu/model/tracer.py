@@ -295,6 +295,6 @@ def tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
     if len(places) > 1 or f"{owner}.".startswith(tuple(called)):
         raise InputError(
             f"{title}.forward uses {str(node.target).removeprefix('model.')}, a weight of a module that it calls as "
-            "well; call that module, or write a hongtu.nn.Layer"
+            "well; use its weights alone, as torch.nn.functional.linear(h, self.lin.weight), or call it alone"
         )
     return found

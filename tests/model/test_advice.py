@@ -227,3 +227,53 @@ def test_models_in_a_list_are_unpacked_as_is_said(conv, behind, place):
     torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
     with pytest.raises(InputError, match=r"layers\[0\] is a list of \d: expected a layer; unpack it, as \*layers"):
         hongtu.Trainer(prepare(data), [hongtu.from_pyg(conv), behind])
+
+
+class Looked(torch.nn.Module):
+    """A learned row for each vertex."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.places, self.rows, self.conv = places, torch.nn.Embedding(N, 8), pyg.SAGEConv(8, 4)
+
+    def forward(self, x, edge_index):
+        return self.conv(self.rows(self.places(x)), edge_index)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        lambda x: torch.arange(x.size(0)),
+        lambda x: torch.arange(x.shape[0], device=x.device),
+        lambda x: torch.arange(x.size(0)).to(x.device).long(),
+    ],
+)
+def test_a_learned_row_for_each_vertex(places):
+    with pytest.raises(InputError, match=r"with the places of rows, .* data.x = torch.arange"):
+        hongtu.from_pyg(Looked(places))
+    data = graph()
+    data.x = torch.arange(N).view(-1, 1)
+    check(prepare(data), Looked(lambda x: x[:, 0].long()), lambda model: model(data.x, data.edge_index), data)
+
+
+class Tied(torch.nn.Module):
+    """Uses one weight twice."""
+
+    def __init__(self, alone):
+        super().__init__()
+        self.first, self.lin, self.last = pyg.SAGEConv(WIDTH, 8), torch.nn.Linear(8, 8), pyg.SAGEConv(8, 4)
+        self.alone = alone
+
+    def forward(self, x, edge_index):
+        h = self.first(x, edge_index)
+        h = torch.nn.functional.linear(h, self.lin.weight, self.lin.bias) if self.alone else self.lin(h)
+        return self.last(h.relu() @ self.lin.weight, edge_index)
+
+
+def test_a_weight_that_is_used_twice():
+    with pytest.raises(
+        InputError, match=r"lin.weight, a weight .* as torch.nn.functional.linear\(h, self.lin.weight\)"
+    ):
+        hongtu.from_pyg(Tied(alone=False))
+    data = graph()
+    check(prepare(data), Tied(alone=True), lambda model: model(data.x, data.edge_index), data)

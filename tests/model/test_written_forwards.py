@@ -185,6 +185,7 @@ WRITTEN |= {
     (lambda self, x, e: self.last(self.first(x, e) * torch.rand_like(self.last.lin_l.weight[0]), e)): r"\(rand_like\)",
     (lambda self, x, e: self.last(self.first(mask_feature(x)[0], e), e)): r"\(rand\) whatever the rows are",
     (lambda self, x, e: self.first(x, e) if x.grad is None else x): r"depends on numbers",
+    (lambda self, x, e: self.last(self.first(x, e) @ self.first.lin_l.weight, e)): r"its weights alone, as torch.nn.fu",
     (lambda self, x, e: self.first(x, e) if getattr(x, "__class__") is torch.Tensor else x): r"; ask type\(...\)",  # noqa: B009
 }
 
