@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import pickle
 import re
 import signal
 import sys
@@ -171,6 +172,9 @@ def nearest(word: str, known: Iterable[str], before: str = "") -> str:
     return f"; did you mean {before}{spelled[meant]}?" if meant else ""
 
 
+_WORDS = TypeError, ValueError, RuntimeError, AssertionError, AttributeError, ArithmeticError, LookupError
+
+
 @contextmanager
 def refused_as(what: str, remedy: str) -> Iterator[None]:
     """Inside, Python's and torch's words on arguments become an InputError that says of what, and what to do.
@@ -182,8 +186,8 @@ def refused_as(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError, RuntimeError, AssertionError, AttributeError, ArithmeticError, LookupError) as error:
-        if type(error).__module__ != "builtins":  # ours, or memory that ran out
+    except (*_WORDS, pickle.PickleError) as error:
+        if type(error).__module__ not in ("builtins", "_pickle"):  # ours, or memory that ran out
             raise
         raise InputError(f"{what}: {' '.join(str(error).split())}; {remedy}") from error
 

@@ -263,7 +263,8 @@ class Artifact:
             return self.vertex_ids.numbers(vertices)
         numbers = np.array(list(vertices))
         if numbers.dtype == bool:
-            raise InputError("vertices: a mask, expected the vertices' numbers; pass mask.nonzero()")
+            remedy = "pass mask.nonzero()[:, 0], or numpy.flatnonzero(mask)"
+            raise InputError(f"vertices: a mask, expected the vertices' numbers; {remedy}")
         bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_vertices)) if numbers.dtype.kind in "iu" else [0]
         if len(numbers) and len(bad):
             raise InputError(f"vertex {numbers[bad[0]]}, expected an integer from 0 to {self.num_vertices - 1}")

@@ -37,7 +37,7 @@ def check_module(index: int, module: nn.Module) -> None:
         for base in type(module).__mro__
         if base.__name__ != "JumpingKnowledge"
     ):
-        raise InputError(f"{title}: a model, expected its layers; pass hongtu.from_pyg(model)")
+        raise InputError(f"{title}: a model, expected its layers; pass *hongtu.from_pyg(model) in its place")
     if isinstance(module, Layer) or rules_of(module) is not None:
         if any(map(has_hooks, [module] if isinstance(module, Layer) else module.modules())):
             remedy = "a module inside it" if isinstance(module, Layer) else "a torch.nn.Identity() before or behind it"

@@ -14,27 +14,29 @@ import torch
 from torch import fx, nn
 
 from hongtu.errors import InputError
+from hongtu.model.edge_inputs import FEATURES, WEIGHTS
 from hongtu.model.expression import label
 from hongtu.nn.dropout import EdgeDropout
 
+GCN = "torch_geometric.nn.conv.gcn_conv"  # whose gcn_norm forwards call, too
 DROP_EDGES = "dropout_edge"
-DRAW_EDGES = ("dropout_adj", "dropout_node", "dropout_path", "add_random_edge")
+DRAW_EDGES = ("dropout_adj", "dropout_node", "dropout_path", "add_random_edge", "negative_sampling")
 CHANGE_EDGES = (
     "add_self_loops", "add_remaining_self_loops", "remove_self_loops", "remove_isolated_nodes", "to_undirected",
-    "coalesce", "sort_edge_index", "subgraph", "degree",
+    "coalesce", "sort_edge_index", "subgraph", "degree", "get_laplacian", "gcn_norm",
 )  # fmt: skip
-WITH_BESIDE = ("add_self_loops", "add_remaining_self_loops", "remove_self_loops")  # they give two things
 
 _AS_THEY_ARE = "long", "int", "to", "cpu", "cuda", "contiguous", "clone", "detach"  # methods that give the same edges
 _REPLACED = ("select", "index_select")
-_FACTORIES = ("zeros", "ones", "full", "arange", "eye")
+_FACTORIES = ("zeros", "ones", "full", "arange", "eye", "empty", "rand", "randn")
 _APART = ("edge_index[0]", "edge_index[1]", "unbind", "size", "shape", "numel", "max", "select", "chunk", "split")
 
 
 def functions_of_edges() -> dict[str, Callable[..., Any]]:
     """Those of torch_geometric, where it is there."""
-    utils = sys.modules.get("torch_geometric.utils")
-    return {name: getattr(utils, name) for name in (DROP_EDGES, *DRAW_EDGES, *CHANGE_EDGES) if hasattr(utils, name)}
+    rooms = [sys.modules.get(name) for name in ("torch_geometric.utils", GCN)]
+    names = DROP_EDGES, *DRAW_EDGES, *CHANGE_EDGES
+    return {name: getattr(room, name) for name in names for room in rooms[::-1] if hasattr(room, name)}
 
 
 def is_of_edges(node: fx.Node) -> bool:
@@ -49,11 +51,15 @@ def drops_edges(node: fx.Node) -> bool:
 
 @contextmanager
 def functions_of_edges_seen() -> Iterator[None]:
-    """Inside, ``torch_geometric.utils.dropout_edge(...)`` is a traced call, too: torch.fx misses it by that name. So
-    are torch's functions in whose place torch_geometric has put some that look at sizes, and those that make tensors of
-    sizes, where the rows are."""
-    utils = sys.modules.get("torch_geometric.utils")
-    before: list[tuple[Any, str, Any]] = [(utils, name, function) for name, function in functions_of_edges().items()]
+    """Inside, ``torch_geometric.utils.dropout_edge(...)`` is a traced call wherever it is called: torch.fx sees those
+    of a module's own file by their names. So are torch's functions in whose place torch_geometric has put some that
+    look at sizes, and those that make tensors of sizes, where the rows are."""
+    before: list[tuple[Any, str, Any]] = [
+        (module, name, function)
+        for name, function in functions_of_edges().items()
+        for module in [*sys.modules.values()]
+        if getattr(module, "__dict__", {}).get(name) is function and not _calls_its_own(module)
+    ]
     replaced = [getattr(torch, name) for name in _REPLACED]
     before += [(torch, *found) for found in zip(_REPLACED, replaced, strict=True) if inspect.isfunction(found[1])]
 
@@ -82,6 +88,12 @@ def functions_of_edges_seen() -> Iterator[None]:
             setattr(module, name, function)
 
 
+def _calls_its_own(module: Any) -> bool:
+    """Whether it is a file of torch_geometric or of ours, whose functions are traced as they are."""
+    name = getattr(module, "__name__", "")
+    return name.startswith(("torch_geometric.", "hongtu.")) and name not in ("torch_geometric.utils", GCN)
+
+
 def refuse_edges(node: fx.Node, title: str) -> None:
     """Refuse a function of the graph's edges.
 
@@ -101,10 +113,11 @@ def refuse_edges(node: fx.Node, title: str) -> None:
             "and train hongtu.nn.RGCNConv(columns, columns, 2), which has weights of its own for each"
         )
     if name == "degree":
+        end = first.args[1] if (first := node.all_input_nodes[0]).target is operator.getitem else 1
         raise InputError(
             f"{title}.forward calls degree on edges; make columns of x of it before hongtu.preprocess_graph, as data.x "
-            "= torch.cat([data.x, degree(data.edge_index[1], data.num_nodes).view(-1, 1)], dim=1), and leave it out of "
-            "forward"
+            f"= torch.cat([data.x, degree(data.edge_index[{end}], data.num_nodes).view(-1, 1)], dim=1), and leave it "
+            "out of forward"
         )
     if name == "getitem":
         name = f"edge_index[{node.args[1]}]" if isinstance(node.args[1], int) else "edge_index[...]"
@@ -114,14 +127,34 @@ def refuse_edges(node: fx.Node, title: str) -> None:
             "of a convolution, such as a MessagePassing with message(self, x_i, x_j); a number, such as how many there "
             "are, of __init__; and what vertices have of edges, such as degrees, are columns of data.x"
         )
-    changed = "data.edge_index, data.edge_attr" if name in WITH_BESIDE else "data.edge_index"
-    given = f"{changed}, num_nodes=data.num_nodes" if name.startswith("add_") else changed
-    made = f"{name}({given})" if name in CHANGE_EDGES else f"data.edge_index.{name}(...)"
-    made = "data.edge_index[:, ...]" if name == "edge_index[...]" else made
     raise InputError(
-        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as {changed} = {made}, "
-        "and leave it out of forward"
+        f"{title}.forward calls {name} on edges; change edges before hongtu.preprocess_graph, as "
+        f"{_beforehand(node, name)}"
     )
+
+
+def _beforehand(node: fx.Node, name: str) -> str:
+    """A call of a trace that changes edges, as it is made of a ``Data``, and what is left of forward."""
+    left = ", and leave it out of forward"
+    if name == "remove_isolated_nodes":
+        return f"data = torch_geometric.transforms.RemoveIsolatedNodes()(data){left}"
+    if name not in CHANGE_EDGES:
+        called = f"data.edge_index.{name}(...)" if node.op == "call_method" else f"torch.{name}(...)"
+        return f"data.edge_index = {'data.edge_index[:, ...]' if name == 'edge_index[...]' else called}{left}"
+    takes = inspect.signature(node.target).parameters  # type: ignore[arg-type]
+    given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments  # type: ignore[arg-type]
+    taken = [str(other.target) for other in node.all_input_nodes if other.target in (WEIGHTS, FEATURES)]
+    beside = (*taken, WEIGHTS if WEIGHTS in takes else FEATURES)[0]
+    options = {key: value for key, value in given.items() if not isinstance(value, fx.Node) and value is not None}
+    options |= {"num_nodes": "data.num_nodes"} if given.get("num_nodes") is not None else {}
+    said = ["subset"] * ("subset" in takes) + [f"data.edge_index, data.{beside}"]
+    said += [
+        f"{key}={value if key == 'num_nodes' else repr(value)}"
+        for key, value in options.items()
+        if key not in ("subset", "edge_index", WEIGHTS, FEATURES)
+    ]
+    makes = f"{left}, which takes edge_weight then" if WEIGHTS in takes and not taken else left
+    return f"data.edge_index, data.{beside} = {name}({', '.join(said)}){makes}"
 
 
 class EdgesLeft:

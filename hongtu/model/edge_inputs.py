@@ -251,10 +251,10 @@ class _Edges:
     def _choose(self, argument: str, rows: np.ndarray, title: str) -> np.ndarray:
         before, who = self._chosen.setdefault(argument, (rows, title))
         if before is not rows and not np.array_equal(before, rows):
-            raise InputError(
-                f"{title}: is called with another {argument} than {who}, and a run has one; make one of both before "
-                "hongtu.preprocess_graph, such as two columns of edge_attr"
-            )
+            remedy = "make one of both before hongtu.preprocess_graph, such as two columns of edge_attr"
+            if argument == WEIGHTS:
+                remedy = "weigh by one, and take the other by a convolution of edge_attr, such as GATConv(edge_dim=1)"
+            raise InputError(f"{title}: is called with another {argument} than {who}, and a run has one; {remedy}")
         return before
 
     def _note(self, text: str) -> None:

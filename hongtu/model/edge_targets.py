@@ -6,6 +6,7 @@ Legend: P edges of a split, B of a block, C columns of the output, D of what a d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class EdgeTargets(EdgeLoss):
         super().__init__(given, artifact, weight, beside)
         if not self._pairs.has("train"):
             raise InputError("LinkLoss: targets without edges; pass the edges that have them, in their order")
-        if given.negatives != LinkLoss.negatives:
+        if not isinstance(given.negatives, Integral) or given.negatives != LinkLoss.negatives:
             raise InputError("LinkLoss: both negatives and targets, which replace negatives; leave one of them out")
         self.task = target_task(given.targets)
         whole = {"train": given.targets, "val": given.val_targets, "test": given.test_targets}
@@ -141,5 +142,6 @@ class EdgeTargets(EdgeLoss):
         good = given.ndim == 1 and given.dtype.kind in "iu" if classes else given.dtype.kind in "fbiu"
         if not good or given.ndim not in (1, 2) or len(given) != count:
             expected = "classes, integers" if classes else "numbers"
-            raise InputError(f"LinkLoss: {name} {given.dtype} {given.shape}, expected {expected} for {count} edges")
+            shown = "is not given" if targets is None else f"{given.dtype} {given.shape}"
+            raise InputError(f"LinkLoss: {name} {shown}, expected {expected} for {count} edges")
         return given.astype(np.int64) if classes else given.reshape(count, -1).astype(np.float32)

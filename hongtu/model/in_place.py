@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dis
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
+from hongtu.model.python_questions import class_of, goes_by_identity
 from hongtu.model.questions import untraced
 
 _NO_ROWS = (len, "size", "dim", "numel")  # what gives no rows
@@ -39,11 +38,26 @@ class ChangingProxy(fx.Proxy):
     """Keeps ``h += y`` apart from ``h = h + y``, which torch.fx takes for the same, and sees ``h[h < 0] = 0``."""
 
     __array_priority__ = torch.Tensor.__array_priority__
+    __class__ = property(class_of)
 
     @property
     def requires_grad(self) -> bool:
-        """Who asks rows for it chooses between ways to the same numbers, as DeepGCNLayer(ckpt_grad=True) does."""
-        return self.node.op == "get_attr" and self._own.requires_grad
+        """Whether a parameter that is trained has part in it."""
+        return _is_learned(self.node, self.tracer.root)  # type: ignore[attr-defined]
+
+    def register_hook(self, hook: Any) -> None:
+        raise InputError(
+            f"{getattr(self.tracer, 'title', '')}.forward registers a hook on rows, which no trace shows; write a "
+            "torch.autograd.Function with that backward"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            raise InputError(
+                f"{getattr(self.tracer, 'title', '')}.forward sets the data of rows, which no trace shows; make new "
+                "ones, as h = h * 2"
+            )
+        super().__setattr__(name, value)
 
     @property
     def layout(self) -> torch.layout:
@@ -63,11 +77,12 @@ class ChangingProxy(fx.Proxy):
             rows = self.tracer.rows()  # type: ignore[attr-defined]  # the model is where they are, and as exact
             return getattr(rows, name)
         known = hasattr(torch.Tensor, name) or self.tracer.has(self, name)  # type: ignore[attr-defined]
-        if not known or name.startswith("__array_"):
-            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
-        found = _ChangingAttribute(self, name)
-        if name == "dtype" and _goes_by_identity(sys._getframe(1)):
-            return self.tracer.answer(found, lambda dtype: dtype)  # type: ignore[attr-defined]
+        if not known or name == "__class__" or name.startswith("__array_"):
+            asked = "; ask type(...)" if name == "__class__" else ""
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}{asked}")
+        found = (_Shape if name == "shape" else _ChangingAttribute)(self, name)
+        if goes_by_identity(sys._getframe(1)):
+            return self.tracer.answer(found, lambda value: value)  # type: ignore[attr-defined]
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> fx.Proxy:
@@ -101,6 +116,13 @@ class ChangingProxy(fx.Proxy):
 
 class _ChangingAttribute(fx.proxy.Attribute, ChangingProxy):
     """What ``x.T`` and ``x.shape`` are, and ``x.relu`` before it is called."""
+
+
+class _Shape(_ChangingAttribute):
+    """What ``match x.shape`` takes apart, as a tuple."""
+
+
+Sequence.register(_Shape)
 
 
 class ChangesTracer(fx.Tracer):
@@ -139,10 +161,21 @@ class ChangesTracer(fx.Tracer):
         return (obj[k] for k in range(self.answer(obj, len)))  # type: ignore[index]
 
 
-def _goes_by_identity(frame: FrameType) -> bool:
-    """Whether what is read in a frame is compared by ``is``, which no object can answer."""
-    ahead = (one.opname for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
-    return next((name for name in ahead if not name.startswith(("LOAD_", "CACHE", "NOP"))), "") == "IS_OP"
+def _is_learned(node: fx.Node, root: nn.Module) -> bool:
+    seen, left = {node}, [node]
+    with untraced():
+        while left:
+            one = left.pop()
+            if one.op == "get_attr" and operator.attrgetter(str(one.target))(root).requires_grad:
+                return True
+            if one.op == "call_module" and any(
+                p.requires_grad for p in root.get_submodule(str(one.target)).parameters()
+            ):
+                return True
+            before = [] if one.target == "detach" else [other for other in one.all_input_nodes if other not in seen]
+            seen.update(before)
+            left += before
+    return False
 
 
 def _augmented(name: str) -> Callable[[ChangingProxy, Any], fx.Proxy]:

@@ -45,6 +45,11 @@ class LinkPairs:
         drawn = isinstance(given.negatives, Integral)
         if drawn and given.negatives < 1:
             raise InputError(f"LinkLoss: negatives {given.negatives}, expected at least 1")
+        if not (drawn or callable(given.negatives) or np.ndim(given.negatives)):
+            raise InputError(
+                f"LinkLoss: negatives {given.negatives!r}, expected a whole number, integers [P, K] of P edges, or a "
+                "function"
+            )
         if given.corrupt not in CORRUPT:
             raise InputError(f"LinkLoss: corrupt {given.corrupt!r}, expected {' or '.join(map(repr, CORRUPT))}")
         self._given, self._artifact = given, artifact
@@ -203,7 +208,8 @@ class LinkPairs:
 
     def _fix(self, split: str, negatives: Any) -> np.ndarray:
         if split not in self._edges:
-            raise InputError(f"LinkLoss: negatives of {split} edges, which are not given; pass them, too")
+            name = "edges" if split == "train" else f"{split}_edges"
+            raise InputError(f"LinkLoss: negatives of {split} edges, which are not given; pass {name}, too")
         return self._checked(f"negatives of {split} edges", negatives, self._edges[split].shape[1])
 
     def _share(self, split: str, pairs: Any) -> np.ndarray:
@@ -219,9 +225,10 @@ class LinkPairs:
             name = "edge_type" if split == "train" else f"{split}_edge_type"
             kind = as_array(f"LinkLoss: {name}", [] if kinds[split] is None else kinds[split])
             if kind.dtype.kind not in "iu" or kind.shape != (edges.shape[1],):
+                found_kind = f"{kind.dtype} {kind.shape}" if kinds[split] is not None else "is not given"
                 raise InputError(
-                    f"LinkLoss: {name} {kind.dtype} {kind.shape}, and its decoder takes the relation of every edge; "
-                    f"pass integers ({edges.shape[1]},)"
+                    f"LinkLoss: {name} {found_kind}, and its decoder takes the relation of every edge; pass {name}, "
+                    f"integers ({edges.shape[1]},)"
                 )
             found[split] = kind.astype(np.int64)
         if "train" not in self._edges and self._artifact.stored.edge_type is None:

@@ -22,8 +22,8 @@ from hongtu.model.root import OF_EDGES
 from hongtu.model.traced import EdgeValue, Part, traced_layers
 from hongtu.model.tracer import is_convolution
 from hongtu.model.typed import TypedModel
-from hongtu.model.wiring import Entry
-from hongtu.nn import Dropout, PyGLayer
+from hongtu.model.wiring import Entry, RowFunction
+from hongtu.nn import Dropout, GATConv, GATv2Conv, PyGLayer
 
 
 def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
@@ -43,6 +43,9 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
         InputError: naming the part that has no counterpart, and what to use instead.
     """
     name = type(model).__name__
+    if name == "MLP" and type(model).__module__.startswith("torch_geometric."):
+        layers = [_tagged(named(part, at.removeprefix(".")), "") for part, at in chain(copied(model), "")]
+        return [*layers]
     if not isinstance(model, nn.Module) or not any(map(is_convolution, model.modules())):
         raise InputError(
             f"from_pyg: got {name} of {type(model).__module__}, expected a MessagePassing, as most convolutions of "
@@ -64,7 +67,8 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
                 f"from_pyg: {name}.{place} has hooks, which copies have not; register them on what is trained, the "
                 "parameters of trainer.model"
             )
-    with refused_as(f"from_pyg: {name} cannot be copied", "torch.nn.utils.parametrizations can be"):
+    remedy = "torch.nn.utils.parametrizations can be, and a function of torch.jit where no module holds it"
+    with refused_as(f"from_pyg: {name} cannot be copied", remedy):
         model = copied(compiled_from(model))  # as a whole: what is shared stays so
     if not model.training:
         model.train()  # its own, which may leave a part in evaluation
@@ -171,6 +175,8 @@ def _give_edges(layer: Any, inputs: dict[str, EdgeValue], optional: dict[str, st
             what = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}[argument]
             raise InputError(f"from_pyg: {title} takes {what} from which a dropout has taken some; leave that out")
         change = nn.Sequential(*(module for module, _ in parts)) if parts else None
+        if change is not None and isinstance(layer, GATConv | GATv2Conv):  # a number of an edge is a column there
+            change.append(RowFunction(lambda rows: rows.view(len(rows), -1)))
         if change is not None and argument == FEATURES:
             layer.encode_edges, change = change, None
             for k, (module, place) in enumerate(parts):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import dis
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from torch.fx import Proxy
@@ -42,6 +44,35 @@ def is_callable(value: Any) -> bool:
 def has(value: Any, name: str) -> bool:
     """``hasattr``; a ``GivenData`` says itself what it has."""
     return _hasattr(_shown(value) if _isinstance(value, Proxy) else value, name)
+
+
+def class_of(value: Any) -> Any:
+    """What a property ``__class__`` gives who reads it: what ``type`` does there.
+
+    Raises:
+        AttributeError: where C asks, or ``getattr``: torch's own takes what says that it is a tensor for one.
+    """
+    frame = sys._getframe(1)
+    reader = frame.f_globals.get("__name__", "")
+    if not _standing or reader == "abc" or reader.startswith(("torch.", "hongtu.")):
+        return _type(value)
+    if dis.opname[frame.f_code.co_code[frame.f_lasti]] not in ("LOAD_ATTR", "MATCH_CLASS"):
+        raise AttributeError("__class__, of which type(...) is known")
+    return _type(_shown(value))
+
+
+def goes_by_identity(frame: FrameType) -> bool:
+    """Whether what is read in a frame is compared by ``is``, which no object can answer."""
+    code, above = frame.f_code.co_code, 0  # what is read, and what lies above it on the stack
+    for at in range(frame.f_lasti + 2, len(code), 2):
+        name, argument = dis.opname[code[at]], code[at + 1] if code[at] >= dis.HAVE_ARGUMENT else None
+        if name == "IS_OP" or name.endswith("_NONE"):
+            return above == 0 or (name == "IS_OP" and above == 1)
+        of_it = above == 0 and name in ("LOAD_ATTR", "LOAD_METHOD")  # another is read, of what is read
+        if of_it or not name.startswith(("LOAD_", "CACHE", "NOP", "EXTENDED_ARG")):
+            return False
+        above += dis.stack_effect(code[at], argument, jump=False)
+    return False
 
 
 class OfType(type):

@@ -160,6 +160,13 @@ class Questions:
             return any(node in world.written for world in self._first.worlds)
         return None
 
+    def as_many(self, node: fx.Node) -> bool:
+        """Whether a node gives as many numbers whatever the graph; not where the model runs on no small graph."""
+        with suppress(Unanswered):
+            first, second = self._first.values(node)
+            return isinstance(first, Tensor) and first.shape == second.shape
+        return False
+
     def answer(self, node: fx.Node, ask: Callable[[Any], Any]) -> Any:
         """What any graph would answer to a question about a node's value.
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
+from hongtu.model.python_questions import class_of
 from hongtu.model.questions import Questions
 
 OF_EDGES = (WEIGHTS, FEATURES, TYPES)  # arguments of a model, and of convolutions, that have a row for each edge
@@ -23,6 +24,7 @@ class GivenData(SimpleNamespace):
     """A ``Data`` of the whole graph as a forward may read it."""
 
     batch = None
+    __class__ = property(class_of)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name) if name.startswith("_") else NoField(name)
@@ -46,7 +48,9 @@ class GivenData(SimpleNamespace):
             return True
         raise NoField(name)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: Any) -> Any:
+        if not isinstance(name, str):
+            raise TypeError(f"a {GivenData.__name__} has no {name!r}")
         return getattr(self, name)
 
 
@@ -63,8 +67,10 @@ class Root(nn.Module):
         self.model = model
         given = inspect.signature(model.forward).parameters.values()
         several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        needed = [argument for argument in given if argument.default is argument.empty and argument.kind not in several]
-        self.asked = [argument.name for argument in needed]
+        self.unnamed = [str(argument) for argument in given if argument.kind in several]
+        single = [argument for argument in given if argument.kind not in several]
+        needed = [argument.name for argument in single if argument.default is argument.empty]
+        self.asked = needed or [argument.name for argument in single if argument.name not in OF_EDGES][:2]
         others = [argument.name for argument in given if argument.name not in self.asked]
         possible = (*self.asked, *others) if len(self.asked) == 1 else self.asked
         known = [name for name in possible if name in ("edge_index", MATRIX, "adj")]
@@ -84,7 +90,7 @@ class Root(nn.Module):
         of_edges = dict(zip(OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
         of_edges = {name: value if name in self.given else None for name, value in of_edges.items()}
         if self.of_data:
-            return self.model(GivenData(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges))
+            return self.model(**{self.rows: GivenData(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges)})
         wanted = {name: of_edges[name] for name in (*self.asked, *self.optional & self.given) if name in of_edges}
         edges = adj_t if self.of_matrix else edge_index
         if not self.rows:  # it takes any, by no name

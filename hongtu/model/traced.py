@@ -160,10 +160,12 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
                     f"{call}, an Embedding, with {given}, and one takes kinds that x says; for rows of its own take "
                     f"them, as self.{place}.weight[0], and for one of each vertex features='embedding:D'"
                 )
+            if called is None:
+                raise InputError(f"{title}.forward calls dropout with {given}, and it drops by vertex; give it rows")
             raise InputError(
-                f"{title}.forward calls {place if called is not None else 'dropout'} with {given}; give it rows of x, "
-                "or call it inside of a module that takes rows, as h + self.lin(self.bias) (rows that are learned for "
-                "each vertex are the x of an artifact with features='embedding:D')"
+                f"{title}.forward calls {place} with {given}; give it rows of x, or call it inside of a module that "
+                "takes rows, as h + self.lin(self.bias) (rows that are learned for each vertex are the x of an "
+                "artifact with features='embedding:D')"
             )
         if isinstance(called, nn.Embedding):
             entries.append((_look_up(called, place, node, rows, own, title), (FIRST_NAME,), f"v_{node.name}"))
@@ -193,7 +195,8 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
                 remedy = (
                     "do that in the forward of one module, which takes edge_attr alone, as self.encoder(edge_attr)"
                     if learned
-                    else "do that once before hongtu.preprocess_graph, as data.edge_attr = ..., and take edge_attr"
+                    else "do that once before hongtu.preprocess_graph, as data.edge_attr = ... (or edge_weight), and "
+                    "take that in forward"
                 )
                 raise InputError(f"{title}.forward calls {label(node)} with several things that edges have; {remedy}")
             raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; write a hongtu.nn.Layer")
@@ -257,7 +260,10 @@ def _look_up(
         InputError: where it is called with anything else, or changes in forward.
     """
 
+    made = list[str]()
+
     def of_features(value: fx.Node) -> bool:
+        made.append(label(value))
         before = [other for other in value.all_input_nodes if other not in own]
         return value is rows or (is_expression(value) and bool(before) and all(map(of_features, before)))
 
@@ -266,6 +272,11 @@ def _look_up(
         raise InputError(
             f"{title}.forward calls {place}, an Embedding, with rows that a module has changed; it takes x or columns "
             "of x, kinds as whole numbers. One learned row for each vertex is features='embedding:D'"
+        )
+    if "arange" in made:
+        raise InputError(
+            f"{title}.forward calls {place}, an Embedding, with the places of rows, which a chunk has not; take them "
+            "from data.x = torch.arange(N).view(-1, 1), as x[:, 0].long(), or have features='embedding:D' learned"
         )
     if embedding.sparse or embedding.max_norm is not None:
         raise InputError(f"{title}: {place} has sparse=True or max_norm, and gradients are dense; make it without")

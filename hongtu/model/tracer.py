@@ -24,6 +24,7 @@ from hongtu.model.edge_functions import (
     is_of_edges,
     refuse_edges,
 )
+from hongtu.model.expression import label
 from hongtu.model.in_place import ChangesTracer, ChangingProxy, gives_rows
 from hongtu.model.own_state import OwnState
 from hongtu.model.python_questions import answered_for
@@ -31,6 +32,7 @@ from hongtu.model.questions import MADE, Questions, Unanswered
 from hongtu.model.root import OF_EDGES, GivenData, Root
 
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
+_DRAWS = re.compile(r"(rand|randn|randint|normal|bernoulli|poisson|multinomial|uniform|exponential|random)(_|_like)?")
 _TENSOR = torch.empty(0)
 
 
@@ -223,6 +225,11 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
     for node in training.nodes:
         if is_of_edges(node):
             refuse_edges(node, title)
+        if _DRAWS.fullmatch(label(node)) and questions is not None and questions.as_many(node):
+            raise InputError(
+                f"{title}.forward draws as many random numbers ({label(node)}) whatever the rows are, and every chunk "
+                "would have others; leave that out, or draw for each row, as torch.rand_like(h)"
+            )
     off = set[str]()  # what drops nothing in training
     for node in [*training.nodes, *evaluation.nodes]:
         if node.target is nn.functional.dropout or drops_edges(node):
@@ -288,6 +295,6 @@ def tensor_at(root: nn.Module, node: fx.Node, title: str) -> Tensor:
     if len(places) > 1 or f"{owner}.".startswith(tuple(called)):
         raise InputError(
             f"{title}.forward uses {str(node.target).removeprefix('model.')}, a weight of a module that it calls as "
-            "well; call that module, or write a hongtu.nn.Layer"
+            "well; use its weights alone, as torch.nn.functional.linear(h, self.lin.weight), or call it alone"
         )
     return found

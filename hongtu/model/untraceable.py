@@ -8,6 +8,7 @@ import sys
 from torch.fx.proxy import TraceError
 
 from hongtu.errors import InputError
+from hongtu.model.in_place import ChangingProxy
 from hongtu.model.root import OF_EDGES, GivenData, NoField, Root
 
 SHOWN = 150  # characters of a line of code in a message
@@ -21,18 +22,35 @@ _OF_WHOLE = (
 def untraceable(error: Exception, root: Root, title: str) -> InputError:
     """What to raise for an error of a forward that was called with what stands for rows and edges."""
     reason = " ".join(str(error).partition("If you want this call")[0].split())[:150] or type(error).__name__
-    reason = f"{reason}; in {line}" if (line := line_of_forward(error)) else reason
+    at = f"; in {line}" if (line := line_of_forward(error)) else ""
+    reason += at
     remedy = "what it makes must be made of rows, as torch.ones_like(x[:, :1]): give its layers as a list"
     if isinstance(error, TraceError):
         remedy = "its way must be the same for every graph: make what decides in __init__, or give its layers as a list"
     elif isinstance(error, NoField):
-        reason, remedy = f"it asks for {str(error)!r}", f"there are {', '.join(OF_DATA)}: put other rows into x"
+        reason, remedy = (
+            f"it asks for {str(error)!r}",
+            f"there are {', '.join(OF_DATA)}: put what else vertices have into x, and edges into edge_attr",
+        )
         if str(error).endswith("_mask"):
             remedy = "return the rows of all vertices: the Trainer takes its loss over the train mask"
         elif str(error) in _OF_WHOLE:
             remedy = "make what depends on the whole graph in __init__"
         elif str(error).endswith("_dict"):
             remedy = "of a HeteroData have it take dictionaries, as forward(self, x_dict, edge_index_dict)"
+    elif root.unnamed and not root.edges and isinstance(error, TypeError | LookupError):
+        reason = f"its {' and '.join(root.unnamed)} do not say what is rows and what is edges"
+        remedy = "name them, as forward(self, x, edge_index)"
+    elif not root.asked:
+        reason, remedy = "it takes nothing", "have it take rows and edges, as forward(self, x, edge_index)"
+    elif (ChangingProxy.__name__ in str(error) and "'size'" not in reason) or "dynamo-optimized" in reason:
+        reason = (
+            f"it calls what takes no less than tensors, as functions of torch.jit, torch.compile and torch.vmap{at}"
+        )
+        remedy = (
+            "call that in the forward of a torch.nn.Module of its own that takes rows, as self.act(h): it is called as "
+            "it is"
+        )
     elif GivenData.__name__ in reason:
         reason = f"its one argument {root.asked[0]} is a Data, of {', '.join(OF_DATA)}"
         remedy = "read these, or take rows and edges, as forward(self, x, edge_index)"

@@ -262,11 +262,14 @@ class MeanLoss:
     def _check_classes(self, title: str, loss: PerVertex, columns: int) -> None:
         """Refuse outputs that cannot be a label of some mask; labels that no mask holds do not count."""
         binary = loss.compares_numbers and columns == 1
+        edges, labels = self._each == "edge", f"the labels ({KINDS[self._task]})"
+        of_numbers = "; to predict numbers preprocess with task='regression' (--task regression)"
+        if edges:
+            labels, of_numbers = "targets that are classes, integers", "; to predict numbers pass targets as floats"
         if loss.compares_numbers and not binary and loss.is_torchs:
             raise InputError(
-                f"{title} does not fit the labels ({KINDS[self._task]}): use loss='cross_entropy' or "
-                f"torch.nn.CrossEntropyLoss; for classes 0 and 1 one column from {self._giver} does, too; to "
-                "predict numbers preprocess with task='regression' (--task regression)"
+                f"{title} does not fit {labels}: use loss='cross_entropy' or "
+                f"torch.nn.CrossEntropyLoss; for classes 0 and 1 one column from {self._giver} does, too{of_numbers}"
             )
         end = 2 if binary else columns
         beyond = {
@@ -274,12 +277,15 @@ class MeanLoss:
             for split, held in self._held.items()
             for count in [np.where(loss.ignores(np.arange(len(held))), 0, held)]
         }
-        found = " and ".join(f"{count} {self._all} of the {split} mask" for split, count in beyond.items() if count)
+        of = "of the {} edges" if edges else "vertices of the {} mask"
+        found = " and ".join(f"{count} {of.format(split)}" for split, count in beyond.items() if count)
         if found:
             of_one = "; with one column use classes 0 and 1, and loss='bce_with_logits'" if columns == 1 else ""
+            out = "leave these edges out" if edges else "take these vertices out of the masks"
             raise InputError(
-                f"{self._giver} has {columns} columns, the labels have {self._num_classes} classes, and {found} have "
-                f"one of {end} or above; give it more columns, or take these {self._all} out of the masks{of_one}"
+                f"{self._giver} has {columns} columns, the {'targets' if edges else 'labels'} have {self._num_classes} "
+                f"classes, and {found} have one of {end} or above; give it more columns, or {out}{of_one}"
+                f"{of_numbers if binary else ''}"
             )
 
     def gradient(

@@ -114,6 +114,10 @@ def as_modules(layers: Sequence[Entry]) -> Modules:
             module = RowFunction(module)
         if not isinstance(module, nn.Module) or not isinstance(header, str | None):
             shown = getattr(entry, "__name__", None) or repr(entry)
+            if isinstance(entry, type):
+                raise InputError(f"layers[{index}] is the class {shown}: expected a layer; pass {shown}(...)")
+            if isinstance(entry, list | nn.ModuleList):
+                raise InputError(f"layers[{index}] is a list of {len(entry)}: expected a layer; unpack it, as *layers")
             raise InputError(
                 f"layers[{index}] is {shown}: expected a hongtu.nn.Layer or a row-wise torch.nn.Module, or a pair of "
                 'one and a header such as "x, x0 -> x"; of functions pass the module (torch.nn.ReLU() for '

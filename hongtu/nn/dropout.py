@@ -63,7 +63,8 @@ class Dropout(torch.nn.Module):
         if ids is None:
             assert context.rows is not None, "RowContext.rows is not set"
             ids = context.rows.ids
-        assert len(ids) == len(x), f"{len(ids)} row ids for {len(x)} rows"
+        if len(ids) != len(x):
+            raise InputError(f"a dropout is given {len(x)} rows of {len(ids)}, and drops by vertex; give it all rows")
         mask = Mask(epoch_key(context, x.device), self.site, context.next_call(), self.p)
         if isinstance(x, SparseInput):
             return _of_numbers(x, ids, mask)

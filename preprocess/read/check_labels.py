@@ -19,6 +19,7 @@ NAMES_REMEDY = "number the classes, with numpy.unique(labels, return_inverse=Tru
 def check_labels(raw: RawGraph) -> None:
     """Classes int64 [V], or many per vertex float32 [V, C], and how many."""
     labels, vertices = raw.labels, raw.num_vertices
+    raw.expect("labels", labels, labels.ndim > 0, f"one for each of {vertices} vertices ({raw.vertices_from})")
     whole = labels.dtype.kind in "biu"
     one_hot = whole and labels.ndim == 2 and labels.shape[1] > 1 and bool((labels.sum(axis=1) == 1).all())
     if whole and labels.shape[1:] == (1,):
@@ -57,8 +58,9 @@ def _as_classes(raw: RawGraph) -> np.ndarray:
     whole = labels[~none].astype(np.float64)  # of half precision 2**31 is none
     if not len(whole) or (np.abs(whole) >= 2**31).any() or (whole != np.rint(whole)).any():
         return labels
-    taken = f"whole numbers, taken as classes ({int(none.sum())} nan: none); --task regression predicts numbers"
-    note(f"{raw.name('labels')}: {labels.dtype}, {taken}")
+    taken = f"whole numbers, taken as classes ({int(none.sum())} nan: none)"
+    numbers = "task='regression' (--task regression) predicts numbers"
+    note(f"{raw.name('labels')}: {labels.dtype}, {taken}; {numbers}")
     return np.where(none, -1, labels).astype(np.int64)
 
 
@@ -71,7 +73,9 @@ def _check_multiclass(raw: RawGraph) -> None:
             why, remedy = f"meta.json says {raw.classes} classes", 'renumber the classes, or correct "classes" there'
         else:
             why = f"{raw.num_vertices} vertices have at most {bound} classes"
-            remedy = 'renumber the classes from 0, or put their number in meta.json as "classes"'
+            remedy = "renumber the classes from 0"
+            if raw.name("labels").endswith(".npy"):
+                remedy += ', or put their number in meta.json as "classes"'
         remedy = "put -1 where there is none" if labels[bad[0]] < -1 else remedy
         raise InputError(
             f"{raw.name('labels')}: [{bad[0]}] is {labels[bad[0]]}, expected -1 (none) or a class from 0 to "
@@ -101,7 +105,7 @@ def _check_multilabel(raw: RawGraph) -> None:
 def check_numbers(raw: RawGraph) -> None:
     """Labels to regress on: [V] or [V, C]."""
     labels, vertices = raw.labels, raw.num_vertices
-    good = labels.dtype.kind in "biuf" and labels.ndim in (1, 2) and len(labels) == vertices
+    good = labels.dtype.kind in "biuf" and labels.ndim in (1, 2) and labels.shape[0] == vertices
     remedy = "save a number for each vertex, nan where there is none, or leave --task out"
     raw.expect("labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
     raw.labels = labels.reshape(vertices, -1)
@@ -133,13 +137,15 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
     for name, mask in (raw.masks or {}).items():
         mask = of_numbers(mask, vertices, raw.name(name))
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices and len(mask) > 0
-        remedy = "save one value for each vertex"
+        remedy, several_form, given = "save one value for each vertex", f"[S, {vertices}]", mask
+        if raw.name(name).startswith("data."):  # whose masks are turned
+            several_form, given = f"[{vertices}, S]", mask.T
         if mask.ndim == 2 and mask.shape[0] == vertices:
-            remedy = "save its .T, and say which split by --split 0"
+            remedy = f"{'give' if given is not mask else 'save'} its .T, and say which split by --split 0"
         elif mask.dtype != bool:
             remedy = "save it as numpy." + ("bool_" if mask.shape[-1:] == (vertices,) else "int64")
-        expected = f"bool [{vertices}] or [S, {vertices}], or distinct vertex numbers ({raw.vertices_from})"
-        raw.expect(name, mask, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
+        expected = f"bool [{vertices}] or {several_form}, or distinct vertex numbers ({raw.vertices_from})"
+        raw.expect(name, given, good, f"{expected}; {remedy}, or pass --random-split 0.6,0.2,0.2")
         if mask.ndim == 2:
             several = True
             if split is None and len(mask) > 1:

@@ -131,7 +131,7 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
         for block in raw.blocks(as_text):
             assert weighted in (None, block.weight is not None)
             weighted = block.weight is not None
-            ids = _checked(block) if numbering is None else _numbered(block, numbering, known)
+            ids = _checked(block, raw.num_vertices) if numbering is None else _numbered(block, numbering, known)
             for stream, numbers in zip((sources, destinations), ids, strict=True):
                 numbers.astype(np.int32, copy=False).tofile(stream)
             if block.weight is not None:
@@ -182,13 +182,13 @@ def _joined(file: Path, rows: list[Path], dtype: type, count: int) -> np.ndarray
     return np.load(file, mmap_mode="r")
 
 
-def _checked(block: EdgeBlock) -> tuple[np.ndarray, np.ndarray]:
+def _checked(block: EdgeBlock, known: int | None) -> tuple[np.ndarray, np.ndarray]:
+    remedy = "pass --relabel to number the ids from 0" if known is None else "remove the edge"
     for ids in (block.source, block.destination):
         bad = np.flatnonzero((ids < 0) | (ids >= LARGEST))
         if len(bad):
             raise InputError(
-                f"{block.where(int(bad[0]))}: vertex {ids[bad[0]]}, expected 0 to {LARGEST - 1}; "
-                "pass --relabel to number the ids from 0"
+                f"{block.where(int(bad[0]))}: vertex {ids[bad[0]]}, expected 0 to {(known or LARGEST) - 1}; {remedy}"
             )
     return block.source, block.destination
 

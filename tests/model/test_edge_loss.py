@@ -273,6 +273,10 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
         assert abs((found == other).mean() - 1 / 64) < 0.01
 
 
+def of_relations(u, v, relation):
+    return (u * v).sum(1) * relation
+
+
 @pytest.mark.parametrize(
     ("link", "message"),
     [
@@ -284,7 +288,10 @@ def test_negatives_are_uniform_and_new_in_every_epoch():
         (hongtu.LinkLoss(val_edges=np.zeros((2, 0), int)), "val edges"),
         (hongtu.LinkLoss(decoder=lambda u, v: BILINEAR(u, v).squeeze(1)), r"one of shape \(1, 3, 3\), which would not"),
         (hongtu.LinkLoss(decoder=Scores(nn.Dropout(0.5))), "its decoder drops at random"),
-        (hongtu.LinkLoss(negatives=np.zeros((90, 2), int)), "negatives of train edges, which are not given"),
+        (hongtu.LinkLoss(negatives=np.zeros((90, 2), int)), "train edges, which are not given; pass edges, too"),
+        (hongtu.LinkLoss(val_negatives=np.zeros((9, 2), int)), "val edges, which are not given; pass val_edges, too"),
+        (hongtu.LinkLoss(negatives=0.5), r"negatives 0.5, expected a whole number, integers \[P, K\]"),
+        (hongtu.LinkLoss(some_edges(), decoder=of_relations), "edge_type is not given, .* pass edge_type, integers"),
         (hongtu.LinkLoss(some_edges(), np.zeros((89, 2), int)), r"int64 \(89, 2\), expected integers \[90, K\]"),
         (hongtu.LinkLoss(some_edges(), np.full((90, 2), 64)), "negatives of train edges: vertex 64, expected 0 to 63"),
         (hongtu.LinkLoss(some_edges(), lambda u, v, epoch: v), r"what negatives returns: int64 \(2,\), expected"),

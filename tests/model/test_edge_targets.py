@@ -202,10 +202,21 @@ def test_ratings_of_a_random_link_split():
         (lambda: hongtu.LinkLoss(targets=RATINGS), "targets without edges; pass the edges"),
         (lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS[:5]), r"targets float32 \(5,\), expected numbers for"),
         (lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS, negatives=3), "both negatives and targets"),
-        (lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES), "the decoder has 1 columns, the labels have 4"),
+        (
+            lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES),
+            r"1 columns, the targets have 4 .* of the train edges .*leave these edges out;",
+        ),
+        (
+            lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES, decoder=Decoder(4), loss="mse"),
+            r"does not fit targets that are classes.*; to predict numbers pass targets as floats",
+        ),
+        (
+            lambda: hongtu.LinkLoss(some_edges(), np.zeros((P, 2), int), targets=torch.from_numpy(RATINGS)),
+            "both negatives and targets",
+        ),
         (
             lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES, val_edges=some_edges(9), decoder=Decoder(4)),
-            r"val_targets float64 \(0,\), expected classes, integers for 9 edges",
+            r"val_targets is not given, expected classes, integers for 9 edges",
         ),
         (
             lambda: hongtu.LinkLoss(some_edges(), targets=np.full(P, np.nan, np.float32)),

@@ -883,7 +883,7 @@ REFUSED = {
     "edges both ways": (lambda: Changes("directed"), "DirGNNConv, which adds up out-edges, .*RGCNConv"),
     "a wrapped convolution": (lambda: LeavesEdgesOut(hongtu.nn.PyGLayer(pyg.SAGEConv(4, 4))), "stands in a list"),
     "dropout that never ends": (lambda: Modes("always"), r"drops in evaluation, too; pass training=self.training"),
-    "another field of Data": (lambda: AsksData(), r"\(it asks for 'pos'\); there are x, .*put other rows into"),
+    "another field of Data": (lambda: AsksData(), r"\(it asks for 'pos'\); there are x, .*put what else vert"),
     "no rows": (lambda: pyg.LightGCN(9, 4, 2), r"takes no rows; .*features='embedding:D'"),
     "one row of weights for each vertex": (lambda: OfNone(), r"takes no rows; have it take x .* x is the identity"),
     "no rows, and a matrix": (lambda: OfNone(by="matrix"), r"takes no rows; have it take x .* x is the identity"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -46,6 +47,25 @@ def of_kinds(self, x, e):
     x = x(3) if callable(x) else self.lin(x) if callable(self.lin) else x
     h = self.first(x, e)
     return self.last(h * 3 if type(h) not in (tuple, list) else h[0], e)
+
+
+@functools.singledispatch
+def scaled(x):
+    return x
+
+
+@scaled.register
+def _(x: torch.Tensor):
+    return x * 2
+
+
+def of_classes(self, x, e):
+    x = x * 2 if x.__class__ is torch.Tensor and issubclass(x.__class__, torch.Tensor) else x
+    x = x * 3 if x.shape.__class__ is torch.Size and x.size(1).__class__ is int else x
+    match x:
+        case torch.Tensor():
+            x = x + 1
+    return rest(self, scaled(x), e)
 
 
 def of_attributes(self, x, e):
@@ -125,8 +145,8 @@ def changes_by_a_part(self, x, e):
 @pytest.mark.parametrize(
     "write",
     [
-        of_kinds, of_attributes, of_ranks, of_columns, of_equal_shapes, of_dtypes, of_devices, of_weights, of_parts,
-        of_results, of_made_tensors, of_numpy, changes_columns,
+        of_kinds, of_classes, of_attributes, of_ranks, of_columns, of_equal_shapes, of_dtypes, of_devices, of_weights,
+        of_parts, of_results, of_made_tensors, of_numpy, changes_columns,
     ],
 )  # fmt: skip
 def test_questions_are_answered_as_in_torch(write):

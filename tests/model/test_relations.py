@@ -150,11 +150,11 @@ def test_train_edges_among_the_negatives_of_val():
     ("options", "message"),
     [
         ({}, "takes the relation of every edge, and the graph's have none; preprocess it with edge_type"),
-        ({"edges": some_edges()}, r"edge_type float64 \(0,\), and its decoder takes the relation .* integers \(90,\)"),
+        ({"edges": some_edges()}, r"edge_type is not given, and its decoder takes the relation .* integers \(90,\)"),
         ({"edges": some_edges(), "edge_type": KIND[:5]}, r"edge_type int64 \(5,\), and its decoder"),
         (
             {"edges": some_edges(), "edge_type": KIND, "val_edges": some_edges(9)},
-            r"val_edge_type float64 \(0,\), .* integers \(9,\)",
+            r"val_edge_type is not given, .* integers \(9,\)",
         ),
         (
             {"edges": some_edges(), "edge_type": KIND, "val_edges": some_edges(9), "val_edge_type": KIND[:9],

@@ -10,6 +10,7 @@ import torch_geometric.nn as pyg
 import torch_geometric.utils
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
+from torch_geometric.utils import mask_feature
 
 import hongtu
 from hongtu.errors import InputError
@@ -162,6 +163,53 @@ WRITTEN = {  # and what is said of it
     (lambda self, x, e: (self.last(h := self.first(x, e), e), h)): r"returns \(last, first\), .*rows of one tensor;",
     (lambda self, x, e: self.first(x, e) / len(x)): r"\('len' is not supported .* by default.; in line",
 }
+
+
+def hooks_rows(self, x, e):
+    h = self.first(x, e)
+    if h.requires_grad:
+        h.register_hook(lambda gradient: gradient / 2)
+    return self.last(h, e)
+
+
+def sets_data(self, x, e):
+    h = self.first(x, e)
+    h.data = h.data * 2
+    return self.last(h, e)
+
+
+WRITTEN |= {
+    hooks_rows: r"registers a hook on rows, .*; write a torch.autograd.Function with that backward",
+    sets_data: r"sets the data of rows, .*; make new ones",
+    (lambda self, x, e: self.last(self.first(x * torch.rand(x.size(1)), e), e)): r"draws as many .* \(rand\) whatever",
+    (lambda self, x, e: self.last(self.first(x, e) * torch.rand_like(self.last.lin_l.weight[0]), e)): r"\(rand_like\)",
+    (lambda self, x, e: self.last(self.first(mask_feature(x)[0], e), e)): r"\(rand\) whatever the rows are",
+    (lambda self, x, e: self.first(x, e) if x.grad is None else x): r"depends on numbers",
+    (lambda self, x, e: self.last(self.first(x, e) @ self.first.lin_l.weight, e)): r"its weights alone, as torch.nn.fu",
+    (lambda self, x, e: self.first(x, e) if getattr(x, "__class__") is torch.Tensor else x): r"; ask type\(...\)",  # noqa: B009
+}
+
+
+@pytest.mark.parametrize("signature", ["x=None, edge_index=None", "edge_index=None, x=None", "*, x, edge_index"])
+def test_arguments_by_whatever_signature(signature):
+    space = {}
+    exec(f"def forward(self, {signature}): return self.last(self.first(x, edge_index), edge_index)", space)
+    kind = type("Kind", (Written,), {"forward": space["forward"]})
+    trains_as_in_torch(None, kind=kind)
+
+
+@pytest.mark.parametrize("signature", ["**given", "x, **given", "x, *given", "", "inputs"])
+def test_arguments_that_say_nothing_are_named(signature):
+    body = {"": "self.x", "inputs": "[*inputs][0]"}.get(
+        signature, "given['x'] if isinstance(given, dict) else given[0]"
+    )
+    space = {}
+    exec(f"def forward(self, {signature}): return self.first({body}, self.edges)", space)
+    kind = type("Kind", (Written,), {"forward": space["forward"]})
+    with pytest.raises(
+        InputError, match=r"; (read these|name them|have it take rows)?.*as forward\(self, x, edge_index\)"
+    ):
+        hongtu.from_pyg(kind(None))
 
 
 @pytest.mark.parametrize("write", WRITTEN)

@@ -266,3 +266,25 @@ def test_masks_of_zeros_and_ones(form, shape):
     as_numbers["train"] = as_numbers["train"] * 2
     with pytest.raises(InputError, match=r"expected (bool|distinct)"):
         from_arrays(given["edges"], V, settings, masks=as_numbers, **rest)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "message"),
+    [
+        ("y", torch.tensor(1), r"data\.y: int64 of shape \(\), expected one for each of \d+ vertices"),
+        ("y", torch.arange(V) * 10**6, "renumber the classes from 0$"),
+        (
+            "train_mask",
+            torch.zeros(3, V, dtype=torch.bool),
+            rf"of shape \(3, {V}\), expected bool \[{V}\] or \[{V}, S\].*give its",
+        ),
+        ("train_mask", torch.zeros(V, 3), rf"float32 of shape \({V}, 3\), expected bool"),
+        ("edge_weight", torch.ones(40, 2), r"80 values \(40, 2\) for 40 edges, .* several columns are edge_attr"),
+        ("edge_index", torch.full((2, 4), -1), rf"vertex -1, expected 0 to {V - 1}; remove the edge"),
+    ],
+)
+def test_messages_name_what_a_data_has(field, wrong, message):
+    data = Data(x=torch.ones(V, 2), edge_index=torch.zeros(2, 40, dtype=torch.long), y=torch.arange(V) % 3)
+    data[field] = wrong
+    with pytest.raises(InputError, match=message):
+        hongtu.preprocess_graph(data=data, artifact=problems.new_path(), partitions=1, chunks=1)

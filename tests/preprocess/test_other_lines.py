@@ -39,6 +39,9 @@ OTHERS = {
     "0\x011\n1\x010\n": (r"if '\x01' separates them", tabs("\x01"), None, PAIR),
     "a -> b;\nb -> a;\n": ("; leave out ';'", lambda text: tabs("->")(text).replace(";", ""), None, NAMED),
     "digraph {\na -> b;\nb -> a;\n}\n": ("is of Graphviz", lambda _: "a b\nb a\n", None, NAMED),
+    "*Vertices 2\n1 a\n2 b\n*Arcs\n1 2\n2 1\n": ("is of pajek; write an edge a", lambda _: "0 1\n1 0\n", None, PAIR),
+    "graph [\n node [\n id 0\n]\n]\n": ("networkx.read_gml(path)", lambda _: "0 1\n1 0\n", None, PAIR),
+    "<?xml version='1.0'?>\n<graphml>\n": ("networkx.read_graphml(path)", lambda _: "0 1\n1 0\n", None, PAIR),
     JSON: ("read_json(path, lines=True).to_csv", lambda text: "source,target\n0,1\n1,0\n", None, PAIR),
     RDF: (
         "leave out '.' at the end of lines", lambda text: "subject predicate object\n" + text.replace(" .", ""), None,
@@ -93,3 +96,52 @@ def test_the_columns_of_triples_are_named_in_their_order(tmp_path):
             read(tmp_path, "e.txt", content, relabel=True)
         line = str(refused.value).rpartition("such as '")[2].rstrip("'")
         assert read(tmp_path, "e.txt", f"{line}\n{content}", relabel=True) == [("A", "B"), ("B", "A")]
+
+
+@pytest.mark.parametrize("third", ["2004-01-01", "new", "x y"])
+def test_what_follows_two_numbers_is_behind_the_ends(third, tmp_path):
+    """The line that is advised names the first two columns as the ends, as the columns that are advised do."""
+    content = f"0,1,{third}\n1,0,{third}\n"
+    with pytest.raises(
+        InputError, match="pass --columns source,destination to ignore what follows the ends, or"
+    ) as refused:
+        read(tmp_path, "e.csv", content)
+    line = str(refused.value).rpartition("such as '")[2].rstrip("'")
+    assert read(tmp_path, "e.csv", f"{line}\n{content}") == PAIR
+    assert read(tmp_path, "e.csv", content, columns=("source", "destination")) == PAIR
+
+
+@pytest.mark.parametrize("header", ["u,v,w", "gene,other,score", "a_id,b_id,n"])
+def test_a_line_that_may_name_text_columns_is_none_of_three(header, tmp_path):
+    """To put another line of names before it would make it an edge."""
+    content = f"{header}\na,b,1\nb,a,2\n"
+    with pytest.raises(
+        InputError, match="line 1: 3 columns, expected 2; pass --relabel to read names as they are, and"
+    ):
+        read(tmp_path, "e.csv", content)
+    names = tuple(header.split(","))
+    assert read(tmp_path, "e.csv", content, relabel=True, columns=names) == [("a", "b", 1.0), ("b", "a", 2.0)]
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_columns_that_pandas_numbers(width, capsys, tmp_path):
+    """A first line 0, 1, ... is no edge between names; between numbers it is one, unless its columns are asked for."""
+    row = ",".join(map(str, range(width)))
+    named = "".join(",".join([a, b, *"xyz"][:width]) + "\n" for a, b in NAMED)
+    columns = ("0", "1") if width > 2 else None
+    assert read(tmp_path, "e.csv", f"{row}\n{named}", relabel=True, columns=columns) == NAMED
+    assert "taken for" in capsys.readouterr().err
+    numbers = "".join(",".join([str(a), str(b), *"567"][:width]) + "\n" for a, b in PAIR)
+    assert read(tmp_path, "e.csv", f"{row}\n{numbers}", columns=("source", "destination")) == [(0, 1), *PAIR]
+    capsys.readouterr()
+    assert read(tmp_path, "e.csv", f"{row}\n{numbers}", columns=("0", "1")) == PAIR
+    assert "if they are an edge, pass --columns source,destination" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sign", "#%")
+def test_ids_that_all_start_as_comments(sign, tmp_path):
+    content = f"{sign}a {sign}b\n{sign}b {sign}c\n{sign}c {sign}a\n"
+    with pytest.raises(InputError, match="all its lines start with # or % and are taken for comments; pass --relabel"):
+        read(tmp_path, "e.txt", content)
+    edges = [(f"{sign}a", f"{sign}b"), (f"{sign}b", f"{sign}c"), (f"{sign}c", f"{sign}a")]
+    assert read(tmp_path, "e.txt", content, relabel=True) == edges

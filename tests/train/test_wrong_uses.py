@@ -217,7 +217,11 @@ WRONG = {
         "one Callback, expected a list",
         "pass [it]",
     ),
-    "a mask instead of numbers": (lambda: make().predict(MASKS["train"]), "vertices: a mask", "pass mask.nonzero()"),
+    "a mask instead of numbers": (
+        lambda: make().predict(MASKS["train"]),
+        "vertices: a mask",
+        "pass mask.nonzero()[:, 0], or numpy",
+    ),
     "edge features of another width": (
         lambda: hongtu.Trainer(problems.prepare(problems.edge_data(), 1, 1), [hnn.GATConv(6, 3, edge_dim=9)]),
         f"those of edges {problems.EDGE_COLUMNS}): mat1 and mat2",

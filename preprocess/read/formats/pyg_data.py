@@ -162,7 +162,11 @@ def _weight(weight: np.ndarray | None, title: str, count: int) -> np.ndarray | N
     if weight is None:
         return None
     if weight.size != count:
-        raise InputError(f"{title}: {weight.size} values for {count} edges, expected one each")
+        found = f"{weight.size} values" + f" {weight.shape}" * (weight.ndim > 1)
+        raise InputError(
+            f"{title}: {found} for {count} edges, expected one each; several columns are edge_attr, of which a forward "
+            "hands one on as weights, edge_attr[:, 0]"
+        )
     if weight.dtype.kind not in "biuf":
         raise InputError(f"{title}: {weight.dtype}, expected real numbers; save one float a edge")
     return weight.ravel()

@@ -13,7 +13,7 @@ import numpy as np
 
 from hongtu.compiled import compiled
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.text_layout import Columns, find_columns
+from hongtu.preprocess.read.formats.text_layout import Columns, find_columns, starts_as_comments
 from hongtu.preprocess.read.formats.text_lines import (
     DECIMALS,
     DELIMITERS,
@@ -69,7 +69,7 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
             line = text.tobytes().split(b"\n", bad + 1)[bad]
             names = not as_text and not all(map(NUMBER.fullmatch, split_line(line, columns.delimiter)[:2]))
             raise (NotIntegers if names else InputError)(
-                f"{path}: line {first + bad}: {_explained(kind, found, columns, line)}"
+                f"{path}: line {first + bad}: {_explained(kind, found, columns, line, names=names)}"
             )
         comments += passed
 
@@ -89,6 +89,10 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
             others += len(source)
             most = max(most, *(int(ends[begins:].max(initial=-1)) for ends in (source, destination)))
         yield EdgeBlock(source, destination, weight, where, _names(text, third[0], third[1], where) if typed else None)
+    if comments and first_edge is None and not (as_text or columns.header) and starts_as_comments(path):
+        raise NotIntegers(
+            f"{path}: all its lines start with # or % and are taken for comments; pass --relabel where ids start so"
+        )
     if notes is not None and first_edge is not None and first_edge[1] >= most and first_edge[2] == others > 0:
         notes.append(
             f"{first_edge[0]}: is read as an edge, and would be the numbers of vertices and edges as well; if it is "
@@ -98,7 +102,7 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
         notes.append(f"{path}: lines after the first edge that start with # or % are taken for comments: {comments}")
 
 
-def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
+def _explained(kind: int, found: int, columns: Columns, line: bytes, *, names: bool) -> str:
     if kind == QUOTED:
         return "a quoted field that holds a delimiter or a quote; write it without, or as Parquet"
     if kind == EMPTY:
@@ -126,13 +130,17 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes) -> str:
             "what follows the ends"
         )
     between, named = chr(columns.delimiter) if columns.delimiter else " ", ["source", "relation", "destination"]
+    ends = all(map(NUMBER.fullmatch, row[:2]))
+    if ends:  # no triple, whose second is a word
+        named = ["source", "destination", "relation"]
     named += [f"other{k}" for k in range(1, found - 2)]
     more = f"put a line before the first that names the columns in their order, such as {between.join(named)!r}"
-    if is_number(row[2]) or DECIMALS.fullmatch(row[2]):
-        more = (
-            "pass --columns source,destination,weight where the third is a weight, --columns source,destination to "
-            f"ignore what follows the ends, or {more}"
-        )
+    weighed = is_number(row[2]) or DECIMALS.fullmatch(row[2])
+    if weighed or ends:
+        first = "pass --columns source,destination,weight where the third is a weight, " if weighed else "pass "
+        more = f"{first}--columns source,destination to ignore what follows the ends, or {more}"
+    if names and not any(map(is_number, row)):  # it may name the columns
+        more = f"pass --relabel to read names as they are, and where this line is an edge {more}"
     return f"{expected}; {more}"
 
 
@@ -163,7 +171,7 @@ def _numbers(
         raise InputError(f"{where(bad)}: weight {shown!r}, expected a number; write a point in place of the comma")
     if what == "weight":
         raise InputError(f"{where(bad)}: weight {shown!r}, expected a number of at most {WIDTH} characters")
-    if shown.lstrip("+-").isdecimal():
+    if shown.isascii() and shown.lstrip("+-").isdecimal():
         raise NotIntegers(f"{where(bad)}: id {shown} does not fit 64 bits; pass --relabel")
     if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", shown, re.IGNORECASE) and float(shown).is_integer():
         raise NotIntegers(

@@ -113,7 +113,13 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
         third = [row[found[2]] for row in head.rows[1:] if len(row) == len(words)] if count == 3 else []
         typed = is_relation(names, text=bool(third) and not any(map(is_number, third)))
         columns = _columns(head, (found[0], found[1]), found[2] if count == 3 else -1, len(words), header=True)
-        return columns._replace(typed=typed, notes=(*columns.notes, *say_third(path, names, typed=typed)))
+        said = [*columns.notes, *say_third(path, names, typed=typed)]
+        if all(map(is_number, head.rows[0])):
+            said.append(
+                f"{path}: line {head.number}: {', '.join(words)[:SHOWN]} are taken for names of columns; if they are "
+                f"an edge, pass --columns {','.join(STANDARD[:count])}"
+            )
+        return columns._replace(typed=typed, notes=tuple(said))
     if names not in (None, STANDARD[:count]):
         assert names is not None
         raise _no_columns(head, words, names)
@@ -156,7 +162,7 @@ def _columns(
     head: Head, ends: tuple[int, int], weight: int, width: int, *, header: bool, said: list[str] | None = None
 ) -> Columns:
     passed, said = head.number - (not header), said or []
-    if head.as_text:
+    if head.as_text and head.rows:
         like = [number for number, line in head.comments if len(split_line(line, head.delimiter)) == len(head.rows[0])]
         if hidden := sum(number < head.number for number in like):
             said.append(f"{head.path}: before the first edge {hidden} lines that start with # or % are comments")
@@ -232,7 +238,7 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
     if sure:
         if not all(again):
             return True
-    elif not others or any(map(is_number, first)) or any(again):
+    elif not others or (any(map(is_number, first)) and not _is_counted(first, others, ends)) or any(again):
         return False
     else:
         count = Counter(word for row in others for word in row)
@@ -247,13 +253,25 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
     )
 
 
+def _is_counted(first: list[bytes], others: list[list[bytes]], ends: tuple[int, int]) -> bool:
+    """Whether a first line is 0, 1, ..., as pandas names columns, and no end of an edge below is a number."""
+    below = (word for row in others for end in ends for word in row[end : end + 1])
+    return first == [b"%d" % k for k in range(len(first))] and not any(map(is_number, below))
+
+
+def starts_as_comments(path: Path) -> bool:
+    """Whether there is an edge among the first comments, for ids that are text."""
+    return _hidden_edge(_look(path, as_text=True)) > 0
+
+
 def _hidden_edge(head: Head) -> int:
     """The number of the first line that starts as a comment and is an edge: it has as many columns as the others, and
     its first word stands in another line; 0 where there is none."""
-    if head.as_text and head.rows:
-        for number, line in head.comments:
-            row = split_line(line, head.delimiter)
-            if len(row) == len(head.rows[0]) and len(row[0]) > 1 and _stands_after(head, number, row[0]):
+    if head.as_text:
+        rows = [split_line(line, head.delimiter) for _, line in head.comments]
+        width = len((head.rows or rows or [[]])[0])
+        for (number, _), row in zip(head.comments, rows, strict=True):
+            if len(row) == width > 1 and len(row[0]) > 1 and _stands_after(head, number, row[0]):
                 return number
     return 0
 

@@ -217,6 +217,11 @@ OTHERS = {
         "is a triple of RDF (N-Triples); leave out '.' at the end of lines and lines with text in quotes, and put the "
         "line 'subject predicate object' before the first",
 }  # fmt: skip
+# what a first line looks like -> what networkx reads such a file with
+FORMATS = {
+    r"\*(?:vertices|network|arcs|edges)": "pajek", r"graph\s*\[|graph$|creator\s+\"": "gml",
+    r"<graphml|<\?xml": "graphml", r"<gexf": "gexf",
+}  # fmt: skip
 GRAPHVIZ = re.compile(r"(?:strict\s+)?(?:di)?graph\b[^,]*\{")
 ALONE = re.compile(r"(?<=\s)[^\w\s,;|\"'#%.]+(?=\s)")  # between words
 INSIDE = re.compile(r"[^\w\s,;|\"'.]+")
@@ -232,6 +237,12 @@ def refuse_other(path: Path, numbered: list[tuple[int, bytes]], delimiter: int) 
     for form, what in OTHERS.items():
         if lines and all(re.fullmatch(form, line) for line in lines):
             raise InputError(f"{path}: line {numbered[0][0]}: {lines[0][:40]!r} {what}")
+    for start, kind in FORMATS.items():
+        if lines and re.match(start, lines[0].lower()):
+            raise InputError(
+                f"{path}: line {numbered[0][0]}: {lines[0][:40]!r} is of {kind}; write an edge a line, such as '0 1', "
+                f"and nothing else, or pass hongtu.preprocess_graph(data=networkx.read_{kind}(path))"
+            )
     rows = [split_line(line, delimiter) for _, line in numbered]
     split = any(len(row) > 1 for row in rows)
     if not lines or (split and (delimiter != WHITE_SPACE or all(map(NUMBER.fullmatch, rows[-1][:2])))):
