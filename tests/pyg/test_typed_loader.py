@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch_geometric.data import HeteroData
 from torch_geometric.utils import trim_to_layer
 
+from hongtu.bench.baselines import ArtifactSampling
 from hongtu.errors import InputError
 from hongtu.pyg import NeighborLoader
 from tests.exact.drawn_types import draw_graph
@@ -287,3 +288,8 @@ def test_train_vertices_of_several_types_need_one():
     assert batch[kinds[1]].train_mask[: batch[kinds[1]].batch_size].all() and "y" in batch[kinds[1]]
     learned = prepare(problem, 1, 2, features="embedding:4")
     assert "x" not in next(iter(NeighborLoader(learned, [1], split="t0")))["t0"]
+
+
+def test_the_harness_has_no_model_for_them():
+    with pytest.raises(InputError, match="baseline loader: batches of a graph with named types are HeteroData"):
+        ArtifactSampling._make_loader(object.__new__(ArtifactSampling), prepare(DRAWN[2][0], 1, 1), [1])
