@@ -157,9 +157,10 @@ def find_seeds(sampler: NeighborSampler, split: Split) -> np.ndarray:
         raise InputError(f"{title}: vertices {seeds.min()} to {seeds.max()}, there are 0 to {count - 1}")
     if len(np.unique(seeds)) < len(seeds):
         raise InputError(f"{title}: {len(seeds)} vertices, some of them twice; give each once")
-    kinds = np.unique(np.searchsorted(types.starts, seeds, side="right")) if types is not None and kind is None else ()
-    if len(kinds) > 1 or (len(kinds) and not isinstance(given, str)):
-        raise InputError(f"split: seeds are of one type; give it, too: ({names[kinds[0] - 1]!r}, a split or vertices)")
+    if types is not None and kind is None:
+        of = np.unique(np.searchsorted(types.starts, seeds, side="right")) - 1
+        if len(of) > 1 or not isinstance(given, str):
+            raise InputError(f"split: seeds are of one type; give it, too: ({names[of[0]]!r}, a split or vertices)")
     return span.start + seeds.astype(np.int64)
 
 
