@@ -197,6 +197,8 @@ class ArtifactSampling(NeighborSampling):
     def _make_loader(self, artifact: Artifact, fanouts: list[int]) -> Any:
         from hongtu.pyg import NeighborLoader
 
+        if artifact.types is not None:
+            raise InputError("baseline loader: batches of a graph with named types are HeteroData; leave it out")
         return NeighborLoader(artifact, fanouts, batch_size=BATCH)
 
 

@@ -83,7 +83,8 @@ class Disk:
         where = chunk.i, chunk.own_number, first, end, _row_bytes(into, kind)
         pieces = (piece for of in there.rows.given for piece in of.pieces(*where))
         if there.rows.straight:
-            self._read_chunk(self._stores[there.where], [(next(pieces).begin, end - first)], kind, there, chunk)
+            runs = [(piece.begin, end - first) for piece in pieces]  # one, or none of a chunk without in-edges
+            self._read_chunk(self._stores[there.where], runs, kind, there, chunk)
             return
         as_numpy(into).fill(0)
         for piece in pieces:

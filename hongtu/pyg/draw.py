@@ -1,16 +1,17 @@
 """Neighbourhoods of seeds, drawn in-edge by in-edge: one hop of a sampled batch.
 
 A vertex's draws depend on a key and on its original number alone, never on the other vertices of its batch, on the hop
-in which it is met, on the partitioning or on the process. Vertices get their positions in the batch from a hash table
+in which it is met, on the partitioning or on the process. In a graph with named types each relation has draws of its
+own: a vertex's in-edges lie one relation behind the other. Vertices get their positions in the batch from a hash table
 that grows with it, so that nothing as long as the graph is touched.
-Legend: V vertices, E edges of the graph; N vertices, D draws of the batch.
+Legend: V vertices, E edges, L relations of the graph; N vertices, D draws of the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -37,7 +38,9 @@ class SampledGraph:
         """As ``_draw`` takes them."""
         t = self.artifact.topology
         starts = (np.asarray(array) for array in (t.chunk_start, t.in_edge_start, t.source_start))
-        return *starts, np.asarray(t.sources), np.asarray(t.local_source), self.original_id
+        named = self.artifact.types is not None
+        edge_type = np.asarray(t.edge_type) if named else np.empty(0, dtype=np.int32)
+        return *starts, np.asarray(t.sources), np.asarray(t.local_source), self.original_id, edge_type
 
     @cached_property
     def original_id(self) -> np.ndarray:
@@ -55,6 +58,27 @@ class SampledGraph:
     def edge_shift(self) -> np.ndarray:
         """int64 [V]: an in-edge's id (``Artifact.edge_id_starts``) less its position in the artifact."""
         return self.artifact.edge_id_starts() - np.asarray(self.artifact.topology.in_edge_start)[:-1]
+
+    @cached_property
+    def relation_shift(self) -> list[np.ndarray]:
+        """Of each relation int64, by the numbers that its destinations have in their type: an in-edge's place among all
+        of the relation, by destination, less its position in the artifact."""
+        types, (_, in_edge_start, *_, edge_type) = self.artifact.types, self.arrays
+        assert types is not None
+        found = []
+        for relation, (_, _, name) in enumerate(types.relations):
+            first, count = _runs(in_edge_start, edge_type, self.new_id[types.span(name)], relation)
+            found.append(np.cumsum(count) - count - first)
+        return found
+
+    @cached_property
+    def labelled(self) -> frozenset[str]:
+        """The types of which some vertex has a label."""
+        types, labels = self.artifact.types, np.asarray(self.artifact.labels)
+        assert types is not None
+        known = ~np.isnan(labels) if labels.dtype.kind == "f" else labels >= 0
+        known = known[self.new_id].reshape(len(known), -1).any(axis=1)
+        return frozenset(name for name in types.names if known[types.span(name)].any())
 
 
 def sampled_graph(artifact: Artifact | str) -> SampledGraph:
@@ -82,21 +106,26 @@ class Drawn:
     edges_per_hop: list[int]
 
 
-def draw(graph: SampledGraph, seeds: np.ndarray, fanouts: list[int], key: int, replace: bool = False) -> Drawn:
+Fanout: TypeAlias = int | tuple[int, ...]  # of a hop, for all relations or by their numbers
+
+
+def draw(graph: SampledGraph, seeds: np.ndarray, fanouts: list[Fanout], key: int, replace: bool = False) -> Drawn:
     """Hop by hop, in-edges of the vertices that the hop before met first, as torch_geometric's loaders draw them.
 
     Args:
         seeds: int64 [B], the artifact's numbers.
-        fanouts: of every hop, in-edges per vertex; all of them for -1, and where there are fewer.
+        fanouts: of every hop, in-edges per vertex (of each relation, where these have names); all of them for -1, and
+            where there are fewer.
         key: of ``hongtu.nn.dropout.dropout_key``.
         replace: draw with replacement: as often as the fan-out says where there is any in-edge.
     """
     vertices = np.asarray(seeds, dtype=np.int32)
     table = _entered(np.full(SMALLEST, -1, dtype=np.int64), vertices)
-    met, parts, begin = [len(vertices)], [], 0
+    met, parts, begin, types = [len(vertices)], [], 0, graph.artifact.types
     for fanout in fanouts:
+        by_relation = np.full(1 if types is None else len(types.relations), fanout, dtype=np.int64)
         table, new, *edges = _draw(
-            *graph.arrays, vertices[begin:], begin, table, fanout, replace, np.uint64(key)
+            *graph.arrays, vertices[begin:], begin, table, by_relation, replace, np.uint64(key)
         )  # fmt: skip
         begin = len(vertices)
         vertices = np.concatenate([vertices, new])
@@ -130,45 +159,71 @@ def part_of(drawn: Drawn, mine: np.ndarray) -> Drawn:
 
 @compiled
 def _draw(
-    chunk_start, in_edge_start, source_start, sources, local_source, original_id, vertices, first, table, fanout,
-    replace, key,
+    chunk_start, in_edge_start, source_start, sources, local_source, original_id, edge_type, vertices, first, table,
+    fanouts, replace, key,
 ):  # fmt: skip
     """One hop from ``vertices``, which are at the positions from ``first`` on."""
     count = 0
     for v in vertices:
-        degree = in_edge_start[v + 1] - in_edge_start[v]
-        count += _taken(degree, fanout, replace)
+        begin = in_edge_start[v]
+        while begin < in_edge_start[v + 1]:
+            relation, end = _run(edge_type, begin, in_edge_start[v + 1])
+            count += _taken(end - begin, fanouts[relation], replace)
+            begin = end
     source, destination = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     edge, new = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int32)
     known, k = first + len(vertices), 0
     for i in range(len(vertices)):
         v = vertices[i]
-        begin = in_edge_start[v]
-        degree = in_edge_start[v + 1] - begin
-        taken = _taken(degree, fanout, replace)
-        if taken == 0:
-            continue
-        picked = edge[k : k + taken]
-        _pick(picked, degree, replace and fanout >= 0, mix(mix(np.uint64(original_id[v])) ^ key))
+        begin, row = in_edge_start[v], mix(np.uint64(original_id[v])) ^ key
         base = source_start[np.searchsorted(chunk_start, v, side="right") - 1]
-        for j in range(taken):
-            picked[j] += begin
-            source[k + j] = sources[base + local_source[picked[j]]]
-        for j in range(taken):
-            u = source[k + j]
-            if 2 * known >= len(table):
-                table = _grown(table)
-            at = _slot(table, u)
-            entry = table[at]
-            if entry < 0:
-                entry = (u << 32) | known
-                table[at] = entry
-                new[known - first - len(vertices)] = u
-                known += 1
-            source[k + j] = entry & 0xFFFFFFFF
-            destination[k + j] = first + i
-        k += taken
+        while begin < in_edge_start[v + 1]:
+            relation, end = _run(edge_type, begin, in_edge_start[v + 1])
+            taken = _taken(end - begin, fanouts[relation], replace)
+            picked = edge[k : k + taken]
+            of_relation = mix(row + np.uint64(relation) * np.uint64(0xD1B54A32D192ED03))
+            _pick(picked, end - begin, replace and fanouts[relation] >= 0, of_relation)
+            for j in range(taken):
+                picked[j] += begin
+                source[k + j] = sources[base + local_source[picked[j]]]
+            for j in range(taken):
+                u = source[k + j]
+                if 2 * known >= len(table):
+                    table = _grown(table)
+                at = _slot(table, u)
+                entry = table[at]
+                if entry < 0:
+                    entry = (u << 32) | known
+                    table[at] = entry
+                    new[known - first - len(vertices)] = u
+                    known += 1
+                source[k + j] = entry & 0xFFFFFFFF
+                destination[k + j] = first + i
+            k += taken
+            begin = end
     return table, new[: known - first - len(vertices)].copy(), source, destination, edge
+
+
+@compiled
+def _run(edge_type, begin, end):
+    """The relation of the in-edges that follow each other from ``begin`` on, and where these end; all, of one, where
+    relations have no names."""
+    if len(edge_type) == 0:
+        return np.int64(0), end
+    relation = edge_type[begin]
+    return np.int64(relation), begin + max(1, np.searchsorted(edge_type[begin:end], relation, side="right"))
+
+
+@compiled
+def _runs(in_edge_start, edge_type, vertices, relation):
+    """int64 each: where the in-edges of a relation begin, of some vertices, and how many there are."""
+    first, count = np.empty(len(vertices), dtype=np.int64), np.empty(len(vertices), dtype=np.int64)
+    for i in range(len(vertices)):
+        begin = in_edge_start[vertices[i]]
+        own = edge_type[begin : in_edge_start[vertices[i] + 1]]
+        first[i] = begin + np.searchsorted(own, relation)
+        count[i] = begin + np.searchsorted(own, relation, side="right") - first[i]
+    return first, count
 
 
 @compiled

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torch_geometric.data import Data
 
 from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
-from hongtu.pyg.draw import Drawn
-from hongtu.pyg.sampler import NeighborSampler
+from hongtu.pyg.batches import Batch, batch_of
+from hongtu.pyg.sampler import Fanouts, NeighborSampler
 from hongtu.pyg.steps import Step, Steps
-from hongtu.pyg.stores import feature_rows, label_rows
+from hongtu.pyg.stores import feature_rows
 from hongtu.pyg.windows import Windows, group_of_its_own
 from hongtu.ranks.together import Together
+
+Vertices: TypeAlias = np.ndarray | torch.Tensor | Sequence[int]
+Split: TypeAlias = str | Vertices | tuple[str, str | Vertices | None]
 
 
 class NeighborLoader(DataLoader):
     """Batches of sampled neighbourhoods: approximate training, for when it is enough.
 
     The batches of an epoch follow from the seed and its number alone, whatever the number of workers. Each is a
-    ``torch_geometric.data.Data`` with ``x``, ``y``, ``edge_index`` and what else the artifact has (``edge_weight``,
-    ``edge_attr``, ``edge_type``), ``n_id`` and ``e_id`` (original numbers; ids of ``graph_store``), ``input_id`` (the
-    seeds, which are the first ``batch_size`` vertices), ``num_sampled_nodes`` and ``num_sampled_edges`` of each hop.
+    ``torch_geometric.data.Data`` with ``x``, ``y``, ``train_mask``, ``val_mask``, ``test_mask``, ``edge_index`` and
+    what else the artifact has (``edge_weight``, ``edge_attr``, ``edge_type``), ``n_id`` and ``e_id`` (original numbers;
+    ids of ``graph_store``), ``input_id`` (the seeds, which are the first ``batch_size`` vertices),
+    ``num_sampled_nodes`` and ``num_sampled_edges`` of each hop.
+
+    Of a graph with named types each is a ``HeteroData`` that has these by type and by relation, and numbers that count
+    in the type, or in the relation by destination. Seeds are of one type.
 
     In a process group every rank gets, of each step, the seeds that lie in its partitions: all have as many steps. The
     mean loss of its seeds has to be multiplied by ``loss_weight``, so that the mean of all ranks' gradients (of
@@ -36,10 +42,11 @@ class NeighborLoader(DataLoader):
 
     Args:
         artifact: of ``hongtu.open_artifact``.
-        fanouts: in-edges per vertex for every layer of the model, from the output on; -1: all.
+        fanouts: in-edges per vertex (and relation) for every layer of the model, from the output on; -1: all. Or a
+            dictionary of these by relation.
         batch_size: seeds of a step, of all ranks together.
-        split: "train", "val" or "test": whose vertices are seeds; or int64 [N], original numbers,
-            each once.
+        split: "train", "val" or "test": whose vertices are seeds; or int64 [N], original numbers, each once; or bool
+            [V]. For one of several types ``(type, split)``, with numbers of the type; the type alone: all its vertices.
         shuffle: another order in every epoch; None: for "train" alone.
         replace: draw with replacement.
         seed: of the random numbers.
@@ -47,6 +54,7 @@ class NeighborLoader(DataLoader):
         ranks: all of whose processes make the same loader; a group that nothing else is sent in. None: all processes.
         window: steps whose features are fetched at once, on ranks; they stay in memory until the next are there.
         cache_memory: bytes of other ranks' features that stay beyond their window, on ranks.
+        num_neighbors, input_nodes: torch_geometric's names of ``fanouts`` and ``split``.
         options: of ``torch.utils.data.DataLoader``: num_workers, pin_memory, persistent_workers, ...
 
     Attributes:
@@ -54,17 +62,17 @@ class NeighborLoader(DataLoader):
         windows: on ranks, what counts the bytes that come from others (``bytes_fetched``); else None.
 
     Raises:
-        InputError: for seeds that are not there, none at all, or fan-outs that are none; on ranks for more of them than
-            partitions, for options, and where a rank was given something else than rank 0.
+        InputError: for seeds that are not there, of several types, none at all, or fan-outs that are none; on ranks for
+            more of them than partitions, for options, and where a rank was given something else than rank 0.
     """
 
     def __init__(
         self,
         artifact: Artifact,
-        fanouts: Sequence[int],
+        fanouts: Fanouts = (),
         *,
         batch_size: int = 1024,
-        split: str | np.ndarray | torch.Tensor = "train",
+        split: Split = "train",
         shuffle: bool | None = None,
         replace: bool = False,
         seed: int = 0,
@@ -72,8 +80,12 @@ class NeighborLoader(DataLoader):
         ranks: Together | None = None,
         window: int = 16,
         cache_memory: int | str = "256MiB",
+        num_neighbors: Fanouts | None = None,
+        input_nodes: Split | None = None,
         **options: Any,
     ) -> None:
+        fanouts = fanouts if num_neighbors is None else num_neighbors
+        split = split if input_nodes is None else input_nodes
         for name, given in (("batch_size", batch_size), ("window", window)):
             if not isinstance(given, (int, np.integer)) or given < 1:
                 raise InputError(f"{name} {given}: expected a number from 1")
@@ -81,7 +93,8 @@ class NeighborLoader(DataLoader):
         seeds = find_seeds(sampler, split)
         self._artifact, starts = artifact, artifact.topology.partition_start
         partition = np.searchsorted(starts, sampler.graph.new_id[seeds], side="right") - 1
-        shuffle = isinstance(split, str) and split == "train" if shuffle is None else shuffle
+        which = split[-1] if isinstance(split, tuple) else split
+        shuffle = isinstance(which, str) and which == "train" if shuffle is None else shuffle
         steps = Steps(seeds, partition, batch_size, shuffle, seed, drop_last)
         self._epochs, self.windows = _Epochs(steps), None
         ranks = group_of_its_own() if ranks is None else ranks
@@ -90,8 +103,8 @@ class NeighborLoader(DataLoader):
                 raise InputError(
                     f"{next(iter(options))}: on ranks a thread makes batches a window ahead; leave it away"
                 )
-            what = {"fanouts": fanouts, "batch_size": batch_size, "shuffle": shuffle, "replace": replace, "seed": seed}
-            what |= {"drop_last": drop_last, "window": window, "artifact": artifact.manifest["hash"]}
+            what = {"fanouts": sampler.fanouts, "batch_size": batch_size, "shuffle": shuffle, "replace": replace}
+            what |= {"seed": seed, "drop_last": drop_last, "window": window, "artifact": artifact.manifest["hash"]}
             what |= {"split": f"{len(seeds)} vertices, checksum {zlib.crc32(seeds.tobytes())}"}
             with ranks.call("NeighborLoader"):
                 ranks.check_same(what)
@@ -102,7 +115,7 @@ class NeighborLoader(DataLoader):
         self._artifact.check_files()
         return super().__iter__() if self.windows is None else self._on_ranks(self.windows)
 
-    def _on_ranks(self, windows: Windows) -> Iterator[Data]:
+    def _on_ranks(self, windows: Windows) -> Iterator[Batch]:
         for drawn, x, weight in windows.batches(list(self._epochs)):
             batch = batch_of(windows.sampler, drawn, x if windows.width else None)
             batch.loss_weight = weight
@@ -117,56 +130,38 @@ class NeighborLoader(DataLoader):
         self._epochs.epoch = epoch
 
 
-def find_seeds(sampler: NeighborSampler, split: str | np.ndarray | torch.Tensor) -> np.ndarray:
+def find_seeds(sampler: NeighborSampler, split: Split) -> np.ndarray:
     """int64 [N], original numbers.
 
     Raises:
-        InputError: when there are none, or one that is no vertex.
+        InputError: when there are none, one that is no vertex, or where they are not of one type.
     """
-    artifact = sampler.graph.artifact
-    if not isinstance(split, str):
-        seeds = np.asarray(split)
-        if seeds.ndim != 1 or seeds.dtype.kind not in "iu" or not len(seeds):
-            raise InputError(f"split: {seeds.dtype} {list(seeds.shape)}, expected vertices: integers [N]")
-        if seeds.min() < 0 or seeds.max() >= artifact.num_vertices:
-            raise InputError(
-                f"split: vertices {seeds.min()} to {seeds.max()}, there are 0 to {artifact.num_vertices - 1}"
-            )
-        if len(np.unique(seeds)) < len(seeds):
-            raise InputError(f"split: {len(seeds)} vertices, some of them twice; give each once")
-        return seeds.astype(np.int64)
-    if split not in artifact.masks:
-        raise InputError(f"split {split!r}: expected one of {', '.join(artifact.masks)}, or vertices")
-    seeds = np.flatnonzero(np.asarray(artifact.masks[split])[sampler.graph.new_id])
-    if not len(seeds):
-        raise InputError(f"{artifact.path}: no vertex is in {split}_mask; give vertices, or another split")
-    return seeds
-
-
-def batch_of(sampler: NeighborSampler, drawn: Drawn, x: torch.Tensor | None) -> Data:
-    """What torch_geometric's models take.
-
-    Args:
-        x: float32 [N, F] of the batch's vertices, or None where features are learned.
-    """
-    artifact, size = sampler.graph.artifact, drawn.vertices_per_hop[0]
-    topology = artifact.topology
-    rows = {"edge_weight": topology.edge_weight, "edge_attr": topology.edge_features, "edge_type": topology.edge_type}
-    n_id = torch.from_numpy(sampler.original(drawn))
-    return Data(
-        x=x,
-        y=label_rows(artifact, drawn.vertices),
-        edge_index=torch.from_numpy(np.stack([drawn.source, drawn.destination])),
-        n_id=n_id,
-        e_id=torch.from_numpy(sampler.edge_ids(drawn)),
-        input_id=n_id[:size],
-        batch_size=size,
-        loss_weight=1.0,
-        num_nodes=len(drawn.vertices),
-        num_sampled_nodes=drawn.vertices_per_hop,
-        num_sampled_edges=drawn.edges_per_hop,
-        **{name: torch.from_numpy(np.asarray(of)[drawn.edge]) for name, of in rows.items() if of is not None},
-    )
+    artifact, types = sampler.graph.artifact, sampler.graph.artifact.types
+    masks, names = artifact.masks, [] if types is None else [*types.names]
+    kind, given = split if isinstance(split, tuple) and isinstance(split[0], str) else (None, split)
+    if isinstance(given, str) and given in names and given not in masks:
+        kind, given = given, None
+    if not {kind} <= {None, *names} or (isinstance(given, str) and given not in masks):
+        raise InputError(f"split {split!r}: expected one of {', '.join([*masks, *names])}, or vertices")
+    span = slice(0, artifact.num_vertices) if types is None or kind is None else types.span(kind)
+    count, title = span.stop - span.start, "split" if kind is None else f"split of {kind!r}"
+    rows = np.asarray(masks[given])[sampler.graph.new_id[span]] if isinstance(given, str) else given
+    seeds = np.arange(count) if rows is None else np.asarray(rows)
+    if seeds.dtype == bool and seeds.shape == (count,):
+        seeds = np.flatnonzero(seeds)
+        if not len(seeds):
+            raise InputError(f"{artifact.path}: {title}: no vertex is in the mask; give vertices, or another split")
+    if seeds.ndim != 1 or seeds.dtype.kind not in "iu" or not len(seeds):
+        raise InputError(f"{title}: {seeds.dtype} {list(seeds.shape)}, expected vertices: integers [N]")
+    if seeds.min() < 0 or seeds.max() >= count:
+        raise InputError(f"{title}: vertices {seeds.min()} to {seeds.max()}, there are 0 to {count - 1}")
+    if len(np.unique(seeds)) < len(seeds):
+        raise InputError(f"{title}: {len(seeds)} vertices, some of them twice; give each once")
+    if types is not None and kind is None:
+        of = np.unique(np.searchsorted(types.starts, seeds, side="right")) - 1
+        if len(of) > 1 or not isinstance(given, str):
+            raise InputError(f"split: seeds are of one type; give it, too: ({names[of[0]]!r}, a split or vertices)")
+    return span.start + seeds.astype(np.int64)
 
 
 class _Batches(Dataset):
@@ -175,7 +170,7 @@ class _Batches(Dataset):
     def __init__(self, sampler: NeighborSampler) -> None:
         self.sampler = sampler
 
-    def __getitem__(self, step: Step) -> Data:
+    def __getitem__(self, step: Step) -> Batch:
         artifact, drawn = self.sampler.graph.artifact, self.sampler.sample(step.seeds, step.key)
         return batch_of(
             self.sampler, drawn, None if artifact.learns_features else feature_rows(artifact, drawn.vertices)
@@ -196,5 +191,5 @@ class _Epochs(Sampler):
         yield from self.steps.of(self.epoch)
 
 
-def _itself(batch: Data) -> Data:
+def _itself(batch: Batch) -> Batch:
     return batch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,8 +12,11 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
+from hongtu.graph.vertex_types import Relation, VertexTypes
 from hongtu.nn.dropout import dropout_key
-from hongtu.pyg.draw import ALL, Drawn, draw, sampled_graph
+from hongtu.pyg.draw import ALL, Drawn, Fanout, draw, sampled_graph
+
+Fanouts: TypeAlias = Sequence[int] | Mapping[Relation, Sequence[int]]
 
 
 class NeighborSampler(BaseSampler):
@@ -24,7 +27,8 @@ class NeighborSampler(BaseSampler):
     same ones in every epoch (``NeighborLoader`` does not).
 
     Args:
-        fanouts: of every hop, the in-edges that a vertex gets; -1: all.
+        fanouts: of every hop, the in-edges that a vertex gets (of each relation, where these have names); -1: all. A
+            dictionary has those of every relation.
         replace: draw with replacement.
         seed: of the random numbers.
 
@@ -32,10 +36,10 @@ class NeighborSampler(BaseSampler):
         InputError: for fan-outs that are none, or an artifact that is damaged.
     """
 
-    def __init__(self, artifact: Artifact, fanouts: Sequence[int], *, replace: bool = False, seed: int = 0) -> None:
+    def __init__(self, artifact: Artifact, fanouts: Fanouts, *, replace: bool = False, seed: int = 0) -> None:
         artifact.check_bounds()
         self.graph = sampled_graph(artifact)
-        self.fanouts, self.replace, self.seed = check_fanouts(fanouts), replace, seed
+        self.fanouts, self.replace, self.seed = check_fanouts(fanouts, artifact.types), replace, seed
 
     def sample(self, seeds: np.ndarray, key: int) -> Drawn:
         """The neighbourhood of vertices (int64 [B], original numbers) under a key."""
@@ -78,12 +82,25 @@ class NeighborSampler(BaseSampler):
         return drawn.edge + self.graph.edge_shift[drawn.vertices[drawn.destination]]
 
 
-def check_fanouts(fanouts: Sequence[int]) -> list[int]:
-    """As whole numbers.
+def check_fanouts(fanouts: Fanouts, types: VertexTypes | None) -> list[Fanout]:
+    """Whole numbers of every hop.
 
     Raises:
-        InputError: naming the first that is none.
+        InputError: naming the first that is none, or relations that are not those of the graph.
     """
+    if isinstance(fanouts, Mapping):
+        relations = () if types is None else types.relations
+        wrong = sorted(map(str, {*fanouts} ^ {*relations}))
+        if wrong:
+            raise InputError(
+                f"fanouts: by relation, and {wrong[0]} is not one of both; the graph has {list(relations)}, each of "
+                "which needs as many numbers as the model has layers"
+            )
+        by_relation = [check_fanouts(fanouts[relation], None) for relation in relations]
+        if len({*map(len, by_relation)}) > 1:
+            hops = {relation: len(fanouts[relation]) for relation in relations}
+            raise InputError(f"fanouts: of {hops} layers, expected as many for every relation; 0 draws no in-edge")
+        return [*zip(*by_relation, strict=True)]
     for hop, fanout in enumerate(fanouts, 1):
         if not isinstance(fanout, (int, np.integer)) or fanout < ALL:
             raise InputError(f"fanouts: {fanout!r} for hop {hop}, expected a number from 0, or -1 for all in-edges")

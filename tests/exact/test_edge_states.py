@@ -170,6 +170,20 @@ def test_on_a_disk(model, kept, device):
     assert spilled and trainer.record.bytes["disk"] > 0
 
 
+@pytest.mark.every
+@models
+@pytest.mark.parametrize("device", ["simulated", "cpu"])
+def test_chunks_without_in_edges_on_a_disk(model, device):
+    """Three vertices have all in-edges, so that most chunks have no states."""
+    known = problems.problem_of(
+        graphs.Graph("three", np.random.default_rng(3).integers(0, [[40], [3]], (2, 90)), None, 40)
+    )
+    options = {"device": staged.simulated(seed=2) if device == "simulated" else device, "device_memory": "smallest"}
+    with staged.on_disk() as disk:
+        trainer = staged.check(model, problems.with_edge_data(known), (1, 8), strategy=NOTHING_STAYS, **options, **disk)
+    assert trainer.plan.spilled.keys() & trainer.plan.passes.of_edges.keys()
+
+
 class Dropping(Own):
     """Drops inside, by edge."""
 

@@ -137,7 +137,9 @@ def test_more_edges_than_31_bits_count():
         np.broadcast_to(np.int32(0), (many + 5,)), None,
     )  # fmt: skip
     original_id = np.arange(3, dtype=np.int32)
-    graph = SampledGraph(SimpleNamespace(topology=topology, original_id=original_id, edge_id_starts=lambda: start[:-1]))
+    graph = SampledGraph(
+        SimpleNamespace(topology=topology, original_id=original_id, edge_id_starts=lambda: start[:-1], types=None)
+    )
     for replace in (False, True):
         found = draw(graph, np.array([0]), [40, -1], 1, replace)
         ends = [found.edge[:40].min(), found.edge[:40].max()]
