@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.graph.format import expect
 
 
 def check_bounds(artifact: Any) -> None:
@@ -64,13 +64,9 @@ def check_indices(artifact: Any) -> None:
 
 def _expect_range(artifact: Any, name: str, array: np.ndarray, least: int, end: int) -> None:
     for found in (array.min(initial=least), array.max(initial=end - 1)):
-        if not least <= found < end:
-            raise InputError(
-                f"{artifact.path / name}.npy: holds {found}, expected {least} to {end - 1}; "
-                "run `hongtu preprocess` again"
-            )
+        said = f"holds {found}, expected {least} to {end - 1}"
+        expect(artifact.path / f"{name}.npy", bool(least <= found < end), said)
 
 
 def _expect(artifact: Any, name: str, good: bool, expected: str) -> None:
-    if not good:
-        raise InputError(f"{artifact.path / name}.npy: expected {expected}; run `hongtu preprocess` again")
+    expect(artifact.path / f"{name}.npy", good, f"expected {expected}")
