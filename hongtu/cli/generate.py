@@ -1,16 +1,14 @@
-"""``hongtu generate KIND OUT``: a synthetic graph in the neutral format."""
+"""``hongtu generate KIND OUT``: make a synthetic graph in the neutral format."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 KINDS = ("citation", "rmat", "web")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu generate``."""
-    parser = subparsers.add_parser("generate", help="make a synthetic graph")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
     parser.add_argument("output", metavar="OUT", help="directory to write")
     add = parser.add_argument
@@ -20,7 +18,6 @@ def add_parser(subparsers: Any) -> None:
     add("--classes", type=int, default=16, metavar="C", help="default: 16")
     add("--seed", type=int, default=0, help="default: 0")
     add("--force", action="store_true", help="replace an existing generated graph")
-    parser.set_defaults(execute=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

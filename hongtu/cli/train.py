@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from hongtu.ranks.together import Together
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``train`` to the command line."""
-    parser = subparsers.add_parser("train", help="train a model on an artifact")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     add_source(parser)
     add_settings(parser, TrainConfig)
     parser.add_argument("--write-config", action="store_true", help="print the run file of these options, and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.set_defaults(execute=run)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
