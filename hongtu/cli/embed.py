@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import layers_without_weights, make_trainer
-from hongtu.cli.run_options import OPTIONS, read_options
+from hongtu.cli.settings import OPTIONS, read_options
 from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.cli.trust import CODE, check_trusted
 from hongtu.errors import InputError

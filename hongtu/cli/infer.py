@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_layers, own_model
 from hongtu.cli.embed import MODEL, check_absent, trained_classes
-from hongtu.cli.run_options import OPTIONS, read_options
+from hongtu.cli.settings import OPTIONS, read_options
 from hongtu.cli.train_config import ModelConfig
 from hongtu.cli.trust import check_trusted
 from hongtu.config import size

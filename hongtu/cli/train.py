@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_loggers, make_trainer
-from hongtu.cli.run_options import begin_run, check_run
-from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
+from hongtu.cli.settings import FILES, add_settings, begin_run, check_run, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
 from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.cli.trust import check_trusted

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hongtu.errors import InputError, names_known
-from hongtu.graph.checks import check_bounds, check_indices
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.format import (
     ARRAYS,
     MANIFEST,
+    check_bounds,
     check_hash,
+    check_indices,
     check_shapes,
     expect,
     file_hash,

@@ -176,16 +176,13 @@ def _numbers(
 
 
 def _first_bad(values: np.ndarray, kind: type) -> int:
-    """The first of some fields that is no number, found by halves; there is one."""
-    lo, hi = 0, len(values)
-    while hi - lo > 1:
-        middle = (lo + hi) // 2
+    """The first of some fields that is no number; there is one."""
+    for k in range(len(values)):
         try:
-            values[lo:middle].astype(kind)
-            lo = middle
+            values[k : k + 1].astype(kind)
         except (ValueError, OverflowError):
-            hi = middle
-    return lo
+            break
+    return k
 
 
 @compiled(plain=True)
