@@ -110,13 +110,8 @@ class PreprocessConfig:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen: only to store the normalised form of what was given
-        for name, least, also in (
-            ("partitions", 1, ""),
-            ("chunks", 1, "; or 'auto'"),
-            ("seed", 0, ""),
-            ("split", 0, ""),
-        ):
-            value = getattr(self, name)
+        for name, least in {"partitions": 1, "chunks": 1, "seed": 0, "split": 0}.items():
+            value, also = getattr(self, name), "; or 'auto'" if name == "chunks" else ""
             if value is not None and (name, value) != ("chunks", "auto"):
                 set_field(self, name, _integer(name, value, least, also))
         if self.as_paper:

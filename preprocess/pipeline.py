@@ -18,14 +18,7 @@ from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
 from hongtu.host import available_bytes
-from hongtu.preprocess import (
-    csc,
-    edge_rows,
-    memory,
-    order,
-    partition,
-    reorganize,
-)
+from hongtu.preprocess import csc, edge_rows, memory, order, partition, reorganize
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, features_of, to_pieces
 from hongtu.preprocess.read.size import Reading, Sizes
 from hongtu.preprocess.read.synthesize import synthesize_features
@@ -33,7 +26,6 @@ from hongtu.preprocess.workspace.directory import Workspace
 from hongtu.preprocess.workspace.origin import check_origin, input_hash
 
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
-
 
 SAID = 1 << 30  # bytes of disk from which on a run says beforehand what it takes
 ONE_WAY = 0.05  # of the edges have a reverse, at most
@@ -201,11 +193,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
 
 
 def _partition(
-    raw: dict[str, Any],
-    in_edges: tuple[np.ndarray, np.ndarray],
-    partitioner: str,
-    partitions: int,
-    seed: int,
+    raw: dict[str, Any], in_edges: tuple[np.ndarray, np.ndarray], partitioner: str, partitions: int, seed: int
 ) -> dict[str, Any]:
     train, part = raw["train_mask"], raw.get("partition")
     if part is None:
@@ -244,11 +232,10 @@ def _reorganise(
     return {"schedule_paper": work.put("schedule_paper", reorganize.reorganize(*sources, partitions, num_vertices))}
 
 
-def _volumes(sources, partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
+def _volumes(sources: tuple[np.ndarray, np.ndarray], partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
     plain = np.tile(np.arange(paper.shape[1], dtype=np.int32), (len(paper), 1))
-    start, rows = sources
-    counts = (reorganize.count_volume(start, rows, partition_start, schedule) for schedule in (plain, paper))
-    return {"volume": {name: count._asdict() for name, count in zip(("input", "paper"), counts, strict=True)}}
+    found = [reorganize.count_volume(sources[0], sources[1], partition_start, s)._asdict() for s in (plain, paper)]
+    return {"volume": {"input": found[0], "paper": found[1]}}
 
 
 def _write(

@@ -24,14 +24,6 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the graph and print one line about it."""
     from hongtu.preprocess.generate import generate
 
-    generate(
-        arguments.kind,
-        arguments.output,
-        vertices=arguments.vertices,
-        edges=arguments.edges,
-        features=arguments.features,
-        classes=arguments.classes,
-        seed=arguments.seed,
-        force=arguments.force,
-    )
+    sizes = {name: getattr(arguments, name) for name in ("vertices", "edges", "features", "classes")}
+    generate(arguments.kind, arguments.output, **sizes, seed=arguments.seed, force=arguments.force)
     print(f"{arguments.output}: {arguments.kind}, {arguments.vertices:,} vertices, {arguments.edges:,} edges")

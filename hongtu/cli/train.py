@@ -93,22 +93,11 @@ def _train(trainer: Any, config: TrainConfig, left: int, loggers: list[Any], *, 
     if left < 1:
         note(f"{config.run}: its {trainer.epoch} epochs are trained already")
     try:
-        records = (
-            trainer.fit(
-                left,
-                eval_every=config.eval_every,
-                patience=config.patience,
-                run_dir=config.run,
-                save_every=0 if config.run is None else config.save_every,
-                keep=config.keep,
-                keep_best=config.keep_best,
-                restore_best=config.restore_best,
-                on_epoch=None if quiet else _print_epoch,
-                callbacks=loggers,
-            )
-            if left > 0
-            else []
-        )
+        same = {name: getattr(config, name) for name in ("eval_every", "patience", "keep", "keep_best", "restore_best")}
+        records = [] if left < 1 else trainer.fit(
+            left, run_dir=config.run, save_every=0 if config.run is None else config.save_every,
+            on_epoch=None if quiet else _print_epoch, callbacks=loggers, **same,
+        )  # fmt: skip
         asked = records[-1].metrics if records and not config.restore_best else {}
         scores = asked or trainer.evaluate()
     except (Exception, KeyboardInterrupt) as error:

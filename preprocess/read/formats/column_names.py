@@ -123,5 +123,6 @@ def position(path: Path, found: Sequence[str], name: str) -> int:
     """
     if found.count(name) != 1:
         what = f"{found.count(name)} columns {name!r}, expected one" if name in found else f"no column {name!r}"
-        raise InputError(f"{path}: {what}, found {', '.join(found)[:200] or 'none'}; name others with --columns")
+        shown = ", ".join(found)[:200] or "none"
+        raise InputError(f"{path}: {what}, found {shown}; name others with --columns SOURCE,DESTINATION")
     return found.index(name)
