@@ -1,4 +1,4 @@
-"""``hongtu doctor``: say what this machine can do, in plain words, and the pip line of what it lacks."""
+"""``hongtu doctor``: say what this machine can do."""
 
 from __future__ import annotations
 

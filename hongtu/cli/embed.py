@@ -1,4 +1,4 @@
-"""``hongtu embed ARTIFACT RUN OUT``: write what a trained model, or a layer inside it, gives for every vertex."""
+"""``hongtu embed ARTIFACT RUN OUT``: write a trained model's output, or a layer's, for every vertex."""
 
 from __future__ import annotations
 

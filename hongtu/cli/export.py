@@ -1,4 +1,4 @@
-"""``hongtu export RUN OUT``: write trained weights as torch_geometric's models load them, or as safetensors."""
+"""``hongtu export RUN OUT``: write trained weights as a plain state dict: torch's, or safetensors."""
 
 from __future__ import annotations
 

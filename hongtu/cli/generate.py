@@ -1,4 +1,4 @@
-"""``hongtu generate KIND OUT``: make a synthetic graph in the neutral format."""
+"""``hongtu generate KIND OUT``: make a synthetic graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hongtu info ARTIFACT``: say what an artifact holds, and the rows its schedule moves."""
+"""``hongtu info ARTIFACT``: describe an artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hongtu plan ARTIFACT``: say what training a model would move, keep and take, without training it."""
+"""``hongtu plan ARTIFACT``: say what training would move and take, without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hongtu preprocess INPUT ARTIFACT``: turn edges, features and labels into an artifact."""
+"""``hongtu preprocess INPUT ARTIFACT``: turn a graph into an artifact that training reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hongtu propagate ARTIFACT``: classify by label propagation alone, without a model."""
+"""``hongtu propagate ARTIFACT``: classify by label propagation, without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hongtu report RUN_OR_RESULTS``: show results as one page that a browser opens."""
+"""``hongtu report RUN_OR_RESULTS``: show a run or results as one HTML page."""
 
 from __future__ import annotations
 
