@@ -105,18 +105,15 @@ class PreprocessConfig:
     @property
     def embedding(self) -> int:
         """Columns of learned embeddings that stand in for features, or 0."""
-        learned = self.features is not None and self.features.startswith("embedding:")
+        learned = (self.features or "").startswith("embedding:")
         return spec_width("features", self.features, ("embedding:D",)) if learned else 0
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # frozen: only to store the normalised form of what was given
-        if self.partitions is not None:
-            set_field(self, "partitions", _integer("partitions", self.partitions, 1))
-        if self.chunks not in (None, "auto"):
-            set_field(self, "chunks", _integer("chunks", self.chunks, 1, "; or 'auto'"))
-        set_field(self, "seed", _integer("seed", self.seed, 0))
-        if self.split is not None:
-            set_field(self, "split", _integer("split", self.split, 0))
+        for name, least in {"partitions": 1, "chunks": 1, "seed": 0, "split": 0}.items():
+            value, also = getattr(self, name), "; or 'auto'" if name == "chunks" else ""
+            if value is not None and (name, value) != ("chunks", "auto"):
+                set_field(self, name, _integer(name, value, least, also))
         if self.as_paper:
             for name, needed in (("partitioner", "metis"), ("order", "input")):
                 if getattr(self, name) not in ("auto", needed):
@@ -124,7 +121,7 @@ class PreprocessConfig:
                 set_field(self, name, needed)
             if self.chunks == "auto":
                 raise InputError("as_paper: chunks is 'auto', expected a number, such as 32")
-        if not (isinstance(self.partitioner, str) and _is_file(self.partitioner)):
+        if not isinstance(self.partitioner, str) or not {".", "/"} & {*self.partitioner}:  # of a file: graph.part.8
             _one_of("partitioner", self.partitioner, (*PARTITIONERS, OWN))
         _one_of("order", self.order, ORDERS)
         for name in SWITCHES:
@@ -132,7 +129,8 @@ class PreprocessConfig:
                 raise InputError(f"{name}: {getattr(self, name)!r}, expected True or False")
         if self.columns is not None:
             set_field(self, "columns", _columns(self.columns))
-        _check_features(self.features)
+        if self.features is not None:
+            spec_width("features", self.features, ("random:F", "degree", "embedding:D"))
         if self.memory is not None:
             parse_bytes(self.memory)
         if self.embedding and self.normalize_features:
@@ -292,19 +290,9 @@ def _integer(name: str, value: Any, least: int, also: str = "") -> int:
     return number
 
 
-def _is_file(name: str) -> bool:
-    """Whether a partitioner is the name of a file: ``part.npy``, ``graph.part.8`` or a path."""
-    return "." in name or "/" in name
-
-
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InputError(f"{name}: {value!r}, expected one of {', '.join(allowed)}")
-
-
-def _check_features(spec: str | None) -> None:
-    if spec is not None:
-        spec_width("features", spec, ("random:F", "degree", "embedding:D"))
 
 
 def _columns(value: Any) -> tuple[str, ...]:

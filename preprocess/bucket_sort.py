@@ -50,17 +50,13 @@ def group_by_key(
     at = np.ascontiguousarray((ends - counts.T).T)
     local, values = np.empty(total, dtype=np.uint16), np.empty(total, dtype=dtype)
     for k, (keys, found) in enumerate(pairs):
-        _scatter.each(threads, _rows(keys), _rows(found), bounds[k], at[k * threads : (k + 1) * threads], local, values)
+        both = (np.ascontiguousarray(array) for array in (keys, found))  # kernels are compiled for one layout
+        _scatter.each(threads, *both, bounds[k], at[k * threads : (k + 1) * threads], local, values)
     start = create("start", "int64", (num_vertices + 1,))
     sorted_value = create("value", dtype, (total,))
     start[-1] = total
     _place.each(buckets, np.concatenate([[0], ends[:, -1]]).astype(np.int64), local, values, start, sorted_value)
     return start, sorted_value
-
-
-def _rows(array: np.ndarray) -> np.ndarray:
-    """Without a stride, so that kernels are compiled for one layout."""
-    return np.ascontiguousarray(array)
 
 
 def _count(keys: np.ndarray, bounds: np.ndarray, counts: np.ndarray) -> None:

@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.files import Create, in_memory
-from hongtu.graph.neighbour_sets import distinct
 from hongtu.graph.sparse_rows import positions
 from hongtu.parallel import parallel_for
 from hongtu.preprocess.bucket_sort import even_blocks, group_by_key
@@ -82,9 +80,18 @@ def degrees(csc: Csc) -> tuple[np.ndarray, np.ndarray]:
 
 def statistics(csc: Csc) -> dict[str, int]:
     """Counts for the manifest: repeated edges (beyond the first), self-loops, vertices without an edge to another."""
-    bounds = even_blocks(csc.in_edge_start, num_threads())
-    linked, counts = np.zeros(len(csc.in_edge_start) - 1, dtype=np.bool_), np.zeros((len(bounds) - 1, 2), np.int64)
-    _statistics.each(len(bounds) - 1, *csc, bounds, linked, counts)
+    bounds, linked = vertex_ranges(csc.in_edge_start), np.zeros(len(csc.in_edge_start) - 1, dtype=np.bool_)
+    counts = np.zeros((len(bounds) - 1, 2), dtype=np.int64)
+
+    def count(part: int) -> None:
+        keys = _keys(*csc, *bounds[part : part + 2])
+        keys.sort()
+        source, destination = keys & MOST, (keys >> BITS) + bounds[part]
+        others = source != destination
+        linked[source[others]] = linked[destination[others]] = True  # threads only ever write True
+        counts[part] = np.count_nonzero(keys[1:] == keys[:-1]), len(keys) - np.count_nonzero(others)
+
+    parallel_for(count, len(counts))
     duplicates, loops = counts.sum(axis=0)
     return {
         "duplicate_edges": int(duplicates),
@@ -94,8 +101,16 @@ def statistics(csc: Csc) -> dict[str, int]:
     }
 
 
+def _keys(in_edge_start: np.ndarray, source: np.ndarray, first: int, end: int) -> np.ndarray:
+    """int64: of every in-edge of a range of vertices the destination, counted from the first, above its source: in
+    order they are the lists, each with ascending sources."""
+    destination = np.repeat(np.arange(end - first) << BITS, np.diff(in_edge_start[first : end + 1]))
+    return destination | source[in_edge_start[first] : in_edge_start[end]]
+
+
 BLOCKS = 8  # of about equally many edges, per thread
 LOOKS = 1000  # edges that are enough to tell a graph of which most edges go one way
+BITS, MOST = 32, (1 << 32) - 1  # of a key that a source takes
 
 
 def share_both_ways(csc: Csc) -> float:
@@ -114,36 +129,6 @@ def share_both_ways(csc: Csc) -> float:
         if source != destination
     ]
     return float(np.mean(found)) if found else 1.0
-
-
-def _plain_statistics(in_edge_start, source, bounds, linked, counts):
-    num_vertices = len(linked)
-    destination = np.repeat(np.arange(num_vertices), np.diff(in_edge_start))
-    loops = source == destination
-    linked[source[~loops]] = linked[destination[~loops]] = True
-    counts[0] = len(source) - len(distinct(destination * num_vertices + source)), loops.sum()
-
-
-@compiled(plain=_plain_statistics)
-def _statistics(part, in_edge_start, source, bounds, linked, counts):
-    """Repeated edges and loops of a range, to ``counts``; whether vertices have other edges, to ``linked``."""
-    duplicates, loops = 0, 0
-    seen_by = np.empty(len(linked), dtype=np.int32)
-    for v in range(len(seen_by)):
-        seen_by[v] = -1
-    for v in range(bounds[part], bounds[part + 1]):
-        for e in range(in_edge_start[v], in_edge_start[v + 1]):
-            u = source[e]
-            if seen_by[u] == v:
-                duplicates += 1
-            seen_by[u] = v
-            if u == v:
-                loops += 1
-            else:
-                linked[u] = True  # threads only ever write True
-                linked[v] = True
-    counts[part, 0] = duplicates
-    counts[part, 1] = loops
 
 
 BLOCK = 1 << 22  # edges looked at in one step
@@ -181,8 +166,21 @@ def coalesce(
     """
     first = np.empty(len(source), dtype=np.bool_)
     bounds, kept = vertex_ranges(in_edge_start), np.zeros(len(in_edge_start) - 1, dtype=np.int64)
-    origin = np.empty(0, dtype=np.int32) if origin is None else origin
-    _sort.each(len(bounds) - 1, bounds, in_edge_start, source, origin, first, kept)
+
+    def sort(part: int) -> None:
+        vertices = slice(*bounds[part : part + 2])
+        own = slice(*in_edge_start[bounds[part : part + 2]])
+        keys = _keys(in_edge_start, source, vertices.start, vertices.stop)
+        if origin is None:
+            keys.sort()
+        else:
+            order = np.argsort(keys, kind="stable")  # equal ones in the input's order
+            keys, origin[own] = keys[order], origin[own][order]
+        source[own] = keys & MOST
+        first[own][:1], first[own][1:] = True, keys[1:] != keys[:-1]
+        kept[vertices] = np.bincount(keys[first[own]] >> BITS, minlength=vertices.stop - vertices.start)
+
+    parallel_for(sort, len(bounds) - 1)
     start = create("start", "int64", in_edge_start.shape)
     start[0] = 0
     np.cumsum(kept, out=start[1:])
@@ -194,34 +192,6 @@ def coalesce(
 
     parallel_for(compact, len(bounds) - 1)
     return start, merged, first
-
-
-def _plain_sort(bounds, in_edge_start, source, origin, first, kept):
-    vertices = np.arange(len(in_edge_start) - 1)
-    destination = np.repeat(vertices, np.diff(in_edge_start))
-    order = np.lexsort((source, destination))
-    source[:] = source[order]
-    if len(origin):
-        origin[:] = origin[order]
-    first[:1] = True
-    first[1:] = (source[1:] != source[:-1]) | (destination[1:] != destination[:-1])
-    kept[:] = np.bincount(destination[first], minlength=len(vertices))
-
-
-@compiled(plain=_plain_sort)
-def _sort(part, bounds, in_edge_start, source, origin, first, kept):
-    """Fills ``first``, and ``kept`` with how many of each list are."""
-    for v in range(bounds[part], bounds[part + 1]):
-        lo, hi = in_edge_start[v], in_edge_start[v + 1]
-        if len(origin) > 0:
-            order = np.argsort(source[lo:hi], kind="mergesort")  # stable: input order
-            origin[lo:hi] = origin[lo:hi][order]
-            source[lo:hi] = source[lo:hi][order]
-        else:
-            source[lo:hi] = np.sort(source[lo:hi])
-        for e in range(lo, hi):
-            first[e] = e == lo or source[e] != source[e - 1]
-            kept[v] += first[e]
 
 
 def vertex_ranges(in_edge_start: np.ndarray) -> np.ndarray:

@@ -18,14 +18,7 @@ from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.graph.format import MANIFEST, VERSION
 from hongtu.graph.neighbour_sets import neighbour_sets
 from hongtu.host import available_bytes
-from hongtu.preprocess import (
-    csc,
-    edge_rows,
-    memory,
-    order,
-    partition,
-    reorganize,
-)
+from hongtu.preprocess import csc, edge_rows, memory, order, partition, reorganize
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, features_of, to_pieces
 from hongtu.preprocess.read.size import Reading, Sizes
 from hongtu.preprocess.read.synthesize import synthesize_features
@@ -33,7 +26,6 @@ from hongtu.preprocess.workspace.directory import Workspace
 from hongtu.preprocess.workspace.origin import check_origin, input_hash
 
 BESIDE_EDGES = {"edge_weight": "float32", "edge_features": "float32", "edge_type": "int32"}
-
 
 SAID = 1 << 30  # bytes of disk from which on a run says beforehand what it takes
 ONE_WAY = 0.05  # of the edges have a reverse, at most
@@ -76,7 +68,7 @@ def run_stages(
         raw = work.stage("read", lambda: to_pieces(load(work.scratch, reading)))
         work.origin = made_of if source else made_of | {"input": input_hash(raw)}
         (m, n), e = config.grain(raw["vertices"]), raw["input_edges"]
-        partitioner = _plan(raw, m, config, work)
+        partitioner = _plan(raw, config, work)
         graph = work.stage("csc", lambda: _csc(raw, config, work), e)
         work.drop("edges")
         in_edges = (graph.get("start"), graph.get("source"))  # dropped where a later stage is finished
@@ -93,12 +85,8 @@ def run_stages(
         written = work.stage("write", lambda: _write(raw, graph, new, ordered["original_id"], config, work))
         check_unchanged()
         statistics = {**graph["statistics"], **parts["statistics"], "order": ordered["counted"]}
-        shape = {
-            "edges": len(sets["local_source"]),
-            "feature_width": written["width"],
-            "weighted": "edge_weight" in raw,
-        }
-        shape |= {key: count for key, count in written.items() if key == "sparse_numbers"}
+        shape = {"edges": len(sets["local_source"]), "feature_width": written.pop("width")}
+        shape |= {"weighted": "edge_weight" in raw, **written}
         shape |= {key: raw[key] for key in ("edge_types", "edge_forms") if key in raw}
         if "types" in raw and not (config.undirected or config.self_loops):  # whose edges are of no relation
             shape["types"] = raw["types"]
@@ -122,12 +110,9 @@ def _reopen(load: Callable[[Path, Reading], RawGraph], path: Path, made_of: dict
 def _expect(sizes: Sizes, config: PreprocessConfig, work: Workspace) -> None:
     """Refuse a graph that neither ``--memory`` nor the disk can hold, before it is read; of a large one say what it
     takes, and what there is."""
-    edges, m = sizes.edges * (1 + config.undirected), config.grain(sizes.vertices)[0]
-    partitioner, _ = partition.choose_partitioner(config.partitioner, edges)
-    lean = not (config.undirected or sizes.beside)
-    needed, _ = _memory(config, sizes.vertices, edges, partitioner if m > 1 else "", sizes.labels, lean=lean)
-    both = 4 * sizes.width * sizes.vertices + sizes.beside
-    disk = sizes.unpacked + max(16 * sizes.edges, 8 * edges + both)  # edges in two forms, or the artifact beside one
+    *_, needed, _ = _choose(config, sizes.vertices, sizes.edges, sizes.labels, beside=sizes.beside > 0)
+    stored = 8 * sizes.edges * (1 + config.undirected) + 4 * sizes.width * sizes.vertices + sizes.beside
+    disk = sizes.unpacked + max(16 * sizes.edges, stored)  # edges in two forms, or the artifact beside one
     free, available = shutil.disk_usage(work.scratch).free, available_bytes()
     if disk > free:
         raise InputError(
@@ -142,32 +127,37 @@ def _expect(sizes: Sizes, config: PreprocessConfig, work: Workspace) -> None:
         )
 
 
-def _memory(
-    config: PreprocessConfig, vertices: int, edges: int, partitioner: str, labels: int, *, lean: bool
-) -> tuple[int, int]:
-    """Bytes that preprocessing takes at most: as asked, and with the options that take the least.
+def _choose(
+    config: PreprocessConfig, vertices: int, edges: int, labels: int, *, beside: bool
+) -> tuple[str, str, int, int]:
+    """The partitioner to use, what to say of it, and the bytes that preprocessing takes at most: as asked, and with the
+    options that take the least.
 
     Args:
-        partitioner: the one to use; "": none, for one partition.
+        edges: of the input.
+        labels: their bytes.
+        beside: edges have weights, features or types.
 
     Raises:
         InputError: when that is more than ``--memory``.
     """
+    edges, lean = edges * (1 + config.undirected), not (config.undirected or beside)
+    partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
+    asked = partitioner if config.grain(vertices)[0] > 1 else ""  # none for one partition
     orders = order.candidates(edges) if config.order == "auto" else [config.order]
-    needed = memory.predicted_peak(vertices, edges, partitioner, orders, lean=lean, labels=labels)
+    needed = memory.predicted_peak(vertices, edges, asked, orders, lean=lean, labels=labels)
     smallest = memory.predicted_peak(vertices, edges, "streaming", ["input"], lean=lean, labels=labels)
     memory.check_limit(config.memory, needed, smallest)
-    return needed, smallest
+    return partitioner, slow, needed, smallest
 
 
-def _plan(raw: dict[str, Any], partitions: int, config: PreprocessConfig, work: Workspace) -> str:
+def _plan(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> str:
     """The partitioner to use; tells the user where time or memory may run short."""
-    edges = raw["input_edges"] * (1 + config.undirected)
-    lean = not config.undirected and not any(name in raw for name in BESIDE_EDGES)
-    labels = raw["labels"].nbytes
-    partitioner, slow = partition.choose_partitioner(config.partitioner, edges)
-    asked = partitioner if partitions > 1 else ""
-    work.predicted, smallest = _memory(config, raw["vertices"], edges, asked, labels, lean=lean)
+    sizes, beside = (
+        (raw["vertices"], raw["input_edges"], raw["labels"].nbytes),
+        any(name in raw for name in BESIDE_EDGES),
+    )
+    partitioner, slow, work.predicted, smallest = _choose(config, *sizes, beside=beside)
     for advice in (slow, memory.advice(work.predicted, available_bytes(), smallest)):
         if advice:
             note(advice)
@@ -203,11 +193,7 @@ def _csc(raw: dict[str, Any], config: PreprocessConfig, work: Workspace) -> dict
 
 
 def _partition(
-    raw: dict[str, Any],
-    in_edges: tuple[np.ndarray, np.ndarray],
-    partitioner: str,
-    partitions: int,
-    seed: int,
+    raw: dict[str, Any], in_edges: tuple[np.ndarray, np.ndarray], partitioner: str, partitions: int, seed: int
 ) -> dict[str, Any]:
     train, part = raw["train_mask"], raw.get("partition")
     if part is None:
@@ -225,8 +211,7 @@ def _order(
     in_edges, part: np.ndarray, grain: tuple[int, int], config: PreprocessConfig, work: Workspace
 ) -> dict[str, Any]:
     start, source = in_edges
-    found = order.order_vertices(config.order, start, source, part, *grain, config.seed)
-    original_id, chunk_start, counted = found
+    original_id, chunk_start, counted = order.order_vertices(config.order, start, source, part, *grain, config.seed)
     arrays = {"original_id": work.put("original_id", original_id), "chunk_start": work.put("chunk_start", chunk_start)}
     return {**arrays, "counted": counted}
 
@@ -247,13 +232,10 @@ def _reorganise(
     return {"schedule_paper": work.put("schedule_paper", reorganize.reorganize(*sources, partitions, num_vertices))}
 
 
-def _volumes(sources, partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
+def _volumes(sources: tuple[np.ndarray, np.ndarray], partition_start: np.ndarray, paper: np.ndarray) -> dict[str, Any]:
     plain = np.tile(np.arange(paper.shape[1], dtype=np.int32), (len(paper), 1))
-    count = {
-        name: reorganize.count_volume(sources[0], sources[1], partition_start, schedule)._asdict()
-        for name, schedule in (("input", plain), ("paper", paper))
-    }
-    return {"volume": count}
+    found = [reorganize.count_volume(sources[0], sources[1], partition_start, s)._asdict() for s in (plain, paper)]
+    return {"volume": {"input": found[0], "paper": found[1]}}
 
 
 def _write(

@@ -4,22 +4,20 @@ Phase 1 (between devices): partition 0's chunks are the batches; each further pa
 its unused chunk that shares most sources with the batch so far. Phase 2 (inside a device): a greedy tour over the
 batches that always goes to the unvisited one sharing most transition vertices with the current one.
 
-Overlaps are counted block of vertices by block of vertices: which batches need a vertex is a row of bits.
+Overlaps are products of sparse matrices, counted block of vertices by block of vertices.
 
-Legend: V vertices, m partitions, n chunks per partition, T_j the union of the neighbour sets of batch j, W words of 64
-batches.
+Legend: V vertices, m partitions, n chunks per partition, T_j the union of the neighbour sets of batch j.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hongtu.compiled import compiled
-from hongtu.graph.neighbour_sets import lowest
-from hongtu.threads import num_threads
+from hongtu.parallel import parallel_for
 
 BITS = 16  # 2 ** 16 vertices a block; neighbour sets ascend, so that the part of each that lies in one is a slice
 
@@ -42,15 +40,11 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     """
     chunks = (len(source_start) - 1) // partitions
     cuts = block_cuts(source_start, sources, num_vertices)
-    overlap = np.empty((min(num_threads(), cuts.shape[1] - 1), chunks, chunks), dtype=np.int64)
     own = np.arange(partitions * chunks).reshape(partitions, chunks)
     batches = own.copy()  # row i: the chunk of partition i in each
     for i in range(1, partitions):
-        _overlap.each(len(overlap), cuts, sources, own[i : i + 1], batches[:i], False, overlap)
-        batches[i] = own[i, _assign(overlap.sum(axis=0))]
-    _overlap.each(len(overlap), cuts, sources, batches, batches, True, overlap)
-    total = overlap.sum(axis=0)
-    tour = _tour(total + total.T)
+        batches[i] = own[i, _assign(count_overlap(cuts, sources, own[i : i + 1], batches[:i]))]
+    tour = _tour(count_overlap(cuts, sources, batches, batches))
     return np.ascontiguousarray((batches - own[:, :1])[:, tour], dtype=np.int32)
 
 
@@ -68,71 +62,38 @@ def block_cuts(source_start: np.ndarray, sources: np.ndarray, num_vertices: int)
     return cuts
 
 
-@compiled(inline="always")
-def _needed_by(cuts, sources, chunks, block):
-    """uint64 [vertices of the block, W]: bit j of a vertex is set where a chunk of column j of ``chunks`` has it."""
-    needed = np.empty((1 << BITS, (chunks.shape[1] + 63) // 64), dtype=np.uint64)
-    for v in range(1 << BITS):
-        for w in range(needed.shape[1]):
-            needed[v, w] = 0
-    for i in range(chunks.shape[0]):
-        for j in range(chunks.shape[1]):
-            for s in range(cuts[chunks[i, j], block], cuts[chunks[i, j], block + 1]):
-                needed[sources[s] & ((1 << BITS) - 1), j >> 6] |= np.uint64(1) << np.uint64(j & 63)
-    return needed
+def count_overlap(cuts: np.ndarray, sources: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """How many vertices are in chunks of both, int64 [n, n], for every column of ``rows`` and every column of
+    ``columns``, int64 [partitions, n] each.
+
+    >>> cuts, sources = np.array([[0, 2], [2, 3]]), np.int32([4, 6, 6])
+    >>> count_overlap(cuts, sources, np.array([[0, 1]]), np.array([[0, 1]])).tolist()
+    [[2, 1], [1, 1]]
+    """
+    total, lock = np.zeros((rows.shape[1], columns.shape[1]), dtype=np.int64), Lock()
+
+    def count(block: int) -> None:
+        needed = _needed(cuts, sources, columns, block)
+        others = needed if rows is columns else _needed(cuts, sources, rows, block)
+        found = (others @ needed.T).toarray()
+        with lock:
+            np.add(total, found, out=total)
+
+    parallel_for(count, cuts.shape[1] - 1)
+    return total
 
 
-def _plain_needed(cuts, sources, chunks):
-    """float32 [n, V]: 1 where a chunk of column j of ``chunks`` has a vertex; products of two count exactly."""
-    needed = np.zeros((chunks.shape[1], int(sources.max(initial=0)) + 1), dtype=np.float32)
-    for j, column in enumerate(chunks.T):
-        for c in column:
-            needed[j, sources[cuts[c, 0] : cuts[c, -1]]] = 1
-    return needed
+def _needed(cuts: np.ndarray, sources: np.ndarray, chunks: np.ndarray, block: int) -> Any:
+    """scipy CSR [n, vertices of the block]: 1 where a chunk of column j of ``chunks`` has a vertex."""
+    import scipy.sparse
 
-
-def _plain_overlap(cuts, sources, rows, columns, above, overlap):
-    needed = _plain_needed(cuts, sources, columns)
-    overlap[:] = 0
-    overlap[0] = np.triu(needed @ needed.T, 1) if above else _plain_needed(cuts, sources, rows) @ needed.T
-
-
-@compiled(plain=_plain_overlap)
-def _overlap(t, cuts, sources, rows, columns, above, overlap):
-    """How many vertices are in chunks of both, for every column of ``rows`` and every column of ``columns``, int64
-    [partitions, n] each, as far as a thread's blocks go, to ``overlap`` int64 [T, n, n]. With ``above`` the two are
-    the same, and only pairs of a column and a later one are counted."""
-    threads, n, _ = overlap.shape
-    own, in_row, in_column = overlap[t], np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    for a in range(n):
-        for b in range(n):
-            own[a, b] = 0
-    for block in range(t, cuts.shape[1] - 1, threads):
-        needed = _needed_by(cuts, sources, columns, block)
-        others = needed if above else _needed_by(cuts, sources, rows, block)
-        for v in range(1 << BITS):
-            count = _list_bits(needed[v], in_column)
-            if above:
-                for a in range(count):
-                    for b in range(a + 1, count):
-                        own[in_column[a], in_column[b]] += 1
-            elif count > 0:
-                for a in range(_list_bits(others[v], in_row)):
-                    for b in range(count):
-                        own[in_row[a], in_column[b]] += 1
-
-
-@compiled(inline="always")
-def _list_bits(words, found):
-    """Sets ``found`` to the positions of the bits of a row of words that are set; returns how many they are."""
-    count = 0
-    for w in range(len(words)):
-        left = words[w]
-        while left != 0:
-            found[count] = (w << 6) + lowest(left)
-            count += 1
-            left &= left - np.uint64(1)
-    return count
+    sets = [sources[cuts[c, block] : cuts[c, block + 1]] for c in chunks.T.ravel()]
+    start = np.cumsum([0, *map(len, sets)])[:: len(chunks)]
+    index = np.concatenate(sets) & ((1 << BITS) - 1)
+    found = scipy.sparse.csr_matrix((np.ones(len(index), np.int32), index, start), (chunks.shape[1], 1 << BITS))
+    found.sum_duplicates()
+    found.data[:] = 1
+    return found
 
 
 def _assign(overlap: np.ndarray) -> np.ndarray:

@@ -19,16 +19,14 @@ def assert_same(kernel: Compiled, *args: Any) -> Any:
     return expected
 
 
-def assert_each_same(kernel: Compiled, count: int, *args: Any, summed: bool = False) -> Any:
+def assert_each_same(kernel: Compiled, count: int, *args: Any) -> Any:
     """The last array, which is the same when all are given to the plain form and when each of ``count`` parts is given
-    to the compiled one; so are the others. ``summed``: over the parts, for each has a place of its own."""
+    to the compiled one; so are the others."""
     assert kernel.plain is not None, f"{kernel.__qualname__} has no plain form"
     plainly, compiled = _copies(args), _copies(args)
     kernel.plain(*plainly)
     for part in reversed(range(count)):
         kernel.dispatcher(part, *compiled)
-    if summed:
-        plainly, compiled = ((*arrays[:-1], arrays[-1].sum(axis=0)) for arrays in (plainly, compiled))
     for a, b in zip(plainly, compiled, strict=True):
         _assert_equal(kernel.__qualname__, a, b)
     return compiled[-1]

@@ -1,4 +1,4 @@
-"""``hongtu bench ARTIFACT``: epoch time, memory and traffic of models, budgets, strategies and other systems."""
+"""``hongtu bench ARTIFACT``: time models, budgets, strategies and other systems in turns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from hongtu.plan.execution import ExecutionPlan
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu bench``."""
-    parser = subparsers.add_parser("bench", help="time models, budgets, strategies and other systems in turns")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
     add = parser.add_argument
     known = ", ".join(MODELS)
@@ -51,7 +50,6 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--out", type=Path, metavar="FILE.jsonl", help="append a JSON line for each; those that are there already are "
         "not run again")  # fmt: skip
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

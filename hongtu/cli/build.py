@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
     from hongtu.train.trainer import Trainer
 
+AS_THEY_ARE = (  # settings that the Trainer has, too
+    "device_memory", "host_memory", "host_dtype", "gradient_dtype", "spill", "strategy", "seed", "clip_grad_norm",
+    "deterministic", "on_oom", "dependencies", "topology",
+)  # fmt: skip
 MOST_CALLS, ROOM = 4_000_000, 1 << 30  # that begin or end, and bytes, while a file's layers are made without weights
 
 
@@ -209,14 +213,12 @@ def make_loss(config: TrainConfig, artifact: Artifact) -> Any:
     if (config.negatives, config.corrupt) != (LinkLoss.negatives, LinkLoss.corrupt):
         raise InputError("--negatives and --corrupt are for links (`hongtu preprocess --task links`) without --loss")
     if not of_classes:
-        if config.loss is not None and ":" in config.loss:
-            return _own("--loss", config.loss)
-        return config.loss or DEFAULT[artifact.task]
+        loss = config.loss or DEFAULT[artifact.task]
+        return _own("--loss", loss) if ":" in loss else loss
     if artifact.task != "multiclass" or config.loss not in (None, "cross_entropy"):
         raise InputError("--class-weights and --label-smoothing are for one class per vertex and cross_entropy")
-    weight = None
-    if config.class_weights is not None:
-        weight = balanced_weights(artifact.labels, artifact.masks["train"], artifact.num_classes)
+    given = artifact.labels, artifact.masks["train"], artifact.num_classes
+    weight = None if config.class_weights is None else balanced_weights(*given)
     return torch.nn.CrossEntropyLoss(weight, label_smoothing=config.label_smoothing)
 
 
@@ -235,8 +237,6 @@ def make_loggers(config: TrainConfig) -> list[Any]:
 
 def make_trainer(config: TrainConfig, classes: int | None = None) -> Trainer:
     """The Trainer that the settings describe; ``classes`` as of ``make_layers``."""
-    import torch
-
     from hongtu.device.backends import get_backend
     from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
@@ -245,35 +245,18 @@ def make_trainer(config: TrainConfig, classes: int | None = None) -> Trainer:
 
     artifact = open_artifact(config.artifact)
     backend = get_backend(config.device, artifact.size)
-    hardware = backend.hardware if config.hardware is None else load_hardware(config.hardware)
     seed_generators(config.seed)
     layers = make_layers(config, artifact, classes)
-    scheduler = None
-    if config.scheduler is not None:
-        scheduler = _scheduler(
-            config.scheduler, named_call(config.scheduler, (torch.optim.lr_scheduler,), "--scheduler")
-        )
     return Trainer(
         artifact,
         layers,
         loss=make_loss(config, artifact),
         optimizer=_optimizer(config),
-        scheduler=scheduler,
+        scheduler=None if config.scheduler is None else _scheduler(config.scheduler),
         device=backend,
-        device_memory=config.device_memory,
-        host_memory=config.host_memory,
-        host_dtype=config.host_dtype,
-        gradient_dtype=config.gradient_dtype,
-        spill=config.spill,
-        strategy=config.strategy,
-        seed=config.seed,
-        hardware=hardware,
-        clip_grad_norm=config.clip_grad_norm,
-        deterministic=config.deterministic,
-        on_oom=config.on_oom,
-        dependencies=config.dependencies,
-        topology=config.topology,
+        hardware=backend.hardware if config.hardware is None else load_hardware(config.hardware),
         metric=_own("--metric", config.metric) if config.metric and ":" in config.metric else config.metric,
+        **{name: getattr(config, name) for name in AS_THEY_ARE},
     )
 
 
@@ -291,8 +274,11 @@ def _optimizer(config: TrainConfig) -> Callable[[Any], Any]:
     return _made(option, lambda parameters: call(parameters, **given))
 
 
-def _scheduler(text: str, call: partial[Any]) -> Any:
+def _scheduler(text: str) -> Any:
     """One that has stepped once, on a copy: torch looks at some arguments then."""
+    import torch
+
+    call = named_call(text, (torch.optim.lr_scheduler,), "--scheduler")
 
     def make(optimizer: Any) -> Any:
         with warnings.catch_warnings():

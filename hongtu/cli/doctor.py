@@ -1,4 +1,4 @@
-"""``hongtu doctor``: what this machine can do, in plain words, and the pip line of what it lacks."""
+"""``hongtu doctor``: say what this machine can do."""
 
 from __future__ import annotations
 
@@ -51,9 +51,8 @@ CUDA_PACKAGES = ("cuda-bindings",)
 CUDA_REMEDY = "pip install 'hongtu[cuda]'"
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu doctor``."""
-    parser = subparsers.add_parser("doctor", help="say what this machine can do")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument(
         "--measure", nargs="?", const=PROFILE, metavar="FILE",
         help=f"measure this machine and write a profile for `hongtu plan --hardware` (default: {PROFILE})",
@@ -64,7 +63,6 @@ def add_parser(subparsers: Any) -> None:
         help="measure what joins ranks that torchrun started and write a file for --topology (default: topology.json)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""``hongtu embed ARTIFACT RUN OUT``: what a trained model, or a layer inside it, gives for every vertex."""
+"""``hongtu embed ARTIFACT RUN OUT``: write a trained model's output, or a layer's, for every vertex."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import layers_without_weights, make_trainer
-from hongtu.cli.run_options import OPTIONS, read_options
+from hongtu.cli.settings import OPTIONS, read_options
 from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.cli.trust import CODE, check_trusted
 from hongtu.errors import InputError
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 MODEL = ("model", "modules", "hidden", "layers", "dropout", "heads", "loss")  # of the run: what its outputs depend on
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu embed``."""
-    parser = subparsers.add_parser("embed", help="write a trained model's output, or a layer's, for every vertex")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     add = parser.add_argument
     add("artifact", metavar="ARTIFACT", help="the one that it was trained on, or another with the same features")
     add("run_dir", metavar="RUN|SNAPSHOT", help="directory of a run, whose newest snapshot is used, or a snapshot")
@@ -33,7 +32,6 @@ def add_parser(subparsers: Any) -> None:
     add("--device", default="cpu", help="as for `train` (default: cpu)")
     add("--device-memory", metavar="SIZE", help="as for `train` (default: no limit)")
     add("--force", action="store_true", help="replace OUT")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,20 +1,16 @@
-"""``hongtu export RUN OUT``: trained weights as torch_geometric's models load them, or as safetensors."""
+"""``hongtu export RUN OUT``: write trained weights as a plain state dict: torch's, or safetensors."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from hongtu.cli.embed import check_absent
 from hongtu.errors import InputError, note
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu export``."""
-    parser = subparsers.add_parser(
-        "export", help="write trained weights as a plain state dict: torch's, or safetensors"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     add = parser.add_argument
     add("source", metavar="RUN|SNAPSHOT", help="directory of `hongtu train --run`, or a snapshot")
     add("out", metavar="OUT", help="file to write: safetensors where it ends in .safetensors, else for torch.load")
@@ -22,7 +18,6 @@ def add_parser(subparsers: Any) -> None:
         "torch_geometric.nn.models; layers: 0.lin.weight, as a ModuleList of the layers (default: pyg, or layers where "
         "those models have no place for a weight)")  # fmt: skip
     add("--force", action="store_true", help="replace OUT")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

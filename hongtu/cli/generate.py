@@ -1,16 +1,14 @@
-"""``hongtu generate KIND OUT``: a synthetic graph in the neutral format."""
+"""``hongtu generate KIND OUT``: make a synthetic graph."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 KINDS = ("citation", "rmat", "web")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu generate``."""
-    parser = subparsers.add_parser("generate", help="make a synthetic graph")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
     parser.add_argument("output", metavar="OUT", help="directory to write")
     add = parser.add_argument
@@ -20,21 +18,12 @@ def add_parser(subparsers: Any) -> None:
     add("--classes", type=int, default=16, metavar="C", help="default: 16")
     add("--seed", type=int, default=0, help="default: 0")
     add("--force", action="store_true", help="replace an existing generated graph")
-    parser.set_defaults(execute=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the graph and print one line about it."""
     from hongtu.preprocess.generate import generate
 
-    generate(
-        arguments.kind,
-        arguments.output,
-        vertices=arguments.vertices,
-        edges=arguments.edges,
-        features=arguments.features,
-        classes=arguments.classes,
-        seed=arguments.seed,
-        force=arguments.force,
-    )
+    sizes = {name: getattr(arguments, name) for name in ("vertices", "edges", "features", "classes")}
+    generate(arguments.kind, arguments.output, **sizes, seed=arguments.seed, force=arguments.force)
     print(f"{arguments.output}: {arguments.kind}, {arguments.vertices:,} vertices, {arguments.edges:,} edges")

@@ -1,4 +1,4 @@
-"""``hongtu infer ARTIFACT MODEL OUT``: a trained model's output for every vertex, or for some, without a Trainer."""
+"""``hongtu infer ARTIFACT MODEL OUT``: run a trained model on a graph, which needs no labels or masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_layers, own_model
 from hongtu.cli.embed import MODEL, check_absent, trained_classes
-from hongtu.cli.run_options import OPTIONS, read_options
+from hongtu.cli.settings import OPTIONS, read_options
 from hongtu.cli.train_config import ModelConfig
 from hongtu.cli.trust import check_trusted
 from hongtu.config import size
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 LONGEST_NAME = 1 << 16  # characters
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu infer``."""
-    parser = subparsers.add_parser("infer", help="run a trained model on a graph, which needs no labels or masks")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     add = parser.add_argument
     add("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`; labels and masks are not read")
     add("model", metavar="MODEL", help="RUN or SNAPSHOT: of `hongtu train --run`; MODULE:FUNCTION: of your own, which "
@@ -44,7 +43,6 @@ def add_parser(subparsers: Any) -> None:
     add("--hardware", metavar="NAME|FILE", help="what plans are compared for (default: the device's)")
     add("--force", action="store_true", help="replace OUT")
     add("--json", action="store_true", help="print one JSON object instead of a line")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""``hongtu info ARTIFACT``: what an artifact holds, and the rows its schedule moves."""
+"""``hongtu info ARTIFACT``: describe an artifact."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from hongtu.hardware import A100X4
 
 if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
+    from hongtu.plan.execution import ExecutionPlan
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu info``."""
-    parser = subparsers.add_parser("info", help="describe an artifact")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument("artifact", metavar="ARTIFACT")
     parser.add_argument("--verify", action="store_true", help="read every array and compare its hash")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw rows loaded against cache size")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(execute=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -34,10 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     artifact.check_bounds()
     result = summary(artifact)
     if arguments.plot is not None:
-        from hongtu.plan.report import traffic_chart
-
-        title = f"{artifact.path.name}: rows loaded from the host"
-        Path(arguments.plot).write_text(traffic_chart(artifact.topology, title), "utf-8")
+        write_plot(arguments.plot, artifact)
     print(json.dumps(result) if arguments.json else table(result))
 
 
@@ -158,3 +154,11 @@ def check_plot(file: str) -> None:
     require_matplotlib()
     if not file.endswith(".svg") or not Path(file).parent.is_dir() or Path(file).is_dir():
         raise InputError(f"--plot {file}: expected a file ending in .svg, in a directory that exists")
+
+
+def write_plot(file: str, artifact: Artifact, plan: ExecutionPlan | None = None) -> None:
+    """Draw the rows that the artifact's schedules load, and those of a plan."""
+    from hongtu.plan.report import traffic_chart
+
+    title = f"{artifact.path.name}: rows loaded from the host"
+    Path(file).write_text(traffic_chart(artifact.topology, title, plan), "utf-8")

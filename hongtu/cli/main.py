@@ -15,7 +15,8 @@ from hongtu.ranks.parent import end_with_torchrun, torchruns
 from hongtu.ranks.words import end_early
 from hongtu.threads import shared_cores
 
-# modules of hongtu.cli, one subcommand each: ``add_parser(subparsers)`` sets ``run``, which imports what is heavy
+# modules of hongtu.cli, one subcommand each, with ``add_options(parser)`` and ``run(options)``, which imports what is
+# heavy; the help is what their first line says
 COMMANDS = (
     "generate", "preprocess", "info", "plan", "train", "embed", "infer", "export", "propagate", "bench", "report",
     "migrate", "doctor",
@@ -44,7 +45,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hongtu {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
-        importlib.import_module(f"hongtu.cli.{name}").add_parser(subparsers)
+        command = importlib.import_module(f"hongtu.cli.{name}")
+        own = subparsers.add_parser(name, help=(command.__doc__ or "").partition("``: ")[2].rstrip("."))
+        command.add_options(own)
+        own.set_defaults(execute=command.run)
     return parser
 
 

@@ -1,25 +1,20 @@
-"""``hongtu migrate PATH [OUT]``: the format of what hongtu wrote, and what this version can take of an older one."""
+"""``hongtu migrate PATH [OUT]``: say which format a file of hongtu has, and take an older snapshot's weights."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from hongtu.cli.embed import check_absent
 from hongtu.errors import InputError
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu migrate``."""
-    parser = subparsers.add_parser(
-        "migrate", help="say which format a file of hongtu has, and take an older snapshot's weights"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument("path", metavar="PATH", help="an artifact, a snapshot, a run directory or a hardware profile")
     parser.add_argument("out", metavar="OUT", nargs="?", help="file for the weights of an older snapshot: safetensors "
         "where it ends in .safetensors, which trainer.load_weights takes, else a state dict")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace OUT")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,15 +1,14 @@
-"""``hongtu plan ARTIFACT``: what training a model would move, keep and take, without training it."""
+"""``hongtu plan ARTIFACT``: say what training would move and take, without training."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_layers
-from hongtu.cli.info import check_plot
+from hongtu.cli.info import check_plot, write_plot
 from hongtu.cli.plan_counts import GraphCounts, add_counts, describe_counts, read_counts
 from hongtu.cli.settings import add_settings, configure
 from hongtu.cli.train import add_source, settings_of
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
     from hongtu.ranks.share import Share
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu plan``."""
-    parser = subparsers.add_parser("plan", help="say what training would move and take, without training")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     add_source(parser)
     add_settings(parser, ModelConfig)
     add_counts(parser)
@@ -37,7 +35,6 @@ def add_parser(subparsers: Any) -> None:
     add("--json", action="store_true", help="print one JSON object instead of tables")
     add("--listing", nargs="?", const="", metavar="PASS", help="print the program, or one pass of it, and nothing else")
     add("--batch", type=int, metavar="K", help="with --listing: the batch whose rows are shown (default: the first)")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -45,7 +42,6 @@ def run(options: argparse.Namespace) -> None:
     from hongtu.graph.artifact import open_artifact
     from hongtu.hardware import load_hardware
     from hongtu.plan.program.compile import compile_plan
-    from hongtu.plan.report import traffic_chart
 
     if options.batch is not None and options.listing is None:
         raise InputError("--batch: only --listing shows batches; give --listing, too")
@@ -77,8 +73,7 @@ def run(options: argparse.Namespace) -> None:
         return
     result = describe(config, artifact, plan, budget, hardware)
     if options.plot is not None:
-        title = f"{artifact.path.name}: rows loaded from the host"
-        Path(options.plot).write_text(traffic_chart(artifact.topology, title, plan), "utf-8")
+        write_plot(options.plot, artifact, plan)
     if options.json:
         print(json.dumps(result))
     else:

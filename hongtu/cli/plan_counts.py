@@ -119,7 +119,7 @@ def small_graph(kind: str, counts: GraphCounts, partitions: int, folder: Path, *
             found, vertices, folder / kind, features="random:1", labels=f"random:{counts.classes}",
             masks={"train": train}, partitions=partitions, chunks=chunks,
         )  # fmt: skip
-    artifact.manifest["feature_width"] = counts.features  # plans read no features
+    artifact.feature_width = counts.features  # plans read no features
     return artifact
 
 

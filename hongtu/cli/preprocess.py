@@ -1,25 +1,22 @@
-"""``hongtu preprocess INPUT ARTIFACT``: from edges, features and labels to an artifact."""
+"""``hongtu preprocess INPUT ARTIFACT``: turn a graph into an artifact that training reads."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from hongtu.cli.settings import add_settings, configure
 from hongtu.config import PreprocessConfig
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu preprocess``."""
-    parser = subparsers.add_parser("preprocess", help="turn a graph into an artifact that training reads")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument(
         "input", metavar="INPUT", help="directory with edges, features, labels and masks; or a file of edges"
     )
     parser.add_argument("artifact", metavar="ARTIFACT", help="directory to write")
     add_settings(parser, PreprocessConfig)
     parser.add_argument("--json", action="store_true", help="print the artifact's summary as one JSON object")
-    parser.set_defaults(execute=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -1,19 +1,17 @@
-"""``hongtu propagate ARTIFACT``: classify by label propagation alone, without a model."""
+"""``hongtu propagate ARTIFACT``: classify by label propagation, without a model."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from typing import Any
 
 from hongtu.cli.train import bytes_of, scores_of
 from hongtu.errors import InputError
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu propagate``."""
-    parser = subparsers.add_parser("propagate", help="classify by label propagation, without a model")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument("artifact", metavar="ARTIFACT", help="directory written by `hongtu preprocess`")
     add = parser.add_argument
     add("--alpha", type=float, default=0.9, help="share of the neighbours in every step (default: 0.9)")
@@ -28,7 +26,6 @@ def add_parser(subparsers: Any) -> None:
     add("--device-memory", metavar="SIZE", help="as for `train` (default: no limit)")
     add("--strategy", choices=("full", "paper", "p2p", "none"), default="full", help="default: full")
     add("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,24 +1,21 @@
-"""``hongtu report RUN_OR_RESULTS``: results as one page that a browser opens."""
+"""``hongtu report RUN_OR_RESULTS``: show a run or results as one HTML page."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from hongtu.errors import InputError, refused_as
 
 PAGE = "report.html"  # where nothing is said
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register ``hongtu report``."""
-    parser = subparsers.add_parser("report", help="show a run or results as one HTML page")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     parser.add_argument("results", type=Path, metavar="RUN_OR_RESULTS", help="directory of `hongtu train --run`, "
         "or a file of `hongtu bench --out` or a directory of such")  # fmt: skip
     parser.add_argument("-o", "--out", type=Path, default=Path(PAGE), help=f"default: {PAGE}")
     parser.add_argument("--title", help="default: the directory's name")
-    parser.set_defaults(execute=run)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hongtu.cli.build import make_loggers, make_trainer
-from hongtu.cli.run_options import begin_run, check_run
-from hongtu.cli.settings import FILES, add_settings, configure, read_run_file, to_toml
+from hongtu.cli.settings import FILES, add_settings, begin_run, check_run, configure, read_run_file, to_toml
 from hongtu.cli.stopping import Stopped
 from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.cli.trust import check_trusted
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
     from hongtu.ranks.together import Together
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``train`` to the command line."""
-    parser = subparsers.add_parser("train", help="train a model on an artifact")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the command."""
     add_source(parser)
     add_settings(parser, TrainConfig)
     parser.add_argument("--write-config", action="store_true", help="print the run file of these options, and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    parser.set_defaults(execute=run)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -96,22 +93,11 @@ def _train(trainer: Any, config: TrainConfig, left: int, loggers: list[Any], *, 
     if left < 1:
         note(f"{config.run}: its {trainer.epoch} epochs are trained already")
     try:
-        records = (
-            trainer.fit(
-                left,
-                eval_every=config.eval_every,
-                patience=config.patience,
-                run_dir=config.run,
-                save_every=0 if config.run is None else config.save_every,
-                keep=config.keep,
-                keep_best=config.keep_best,
-                restore_best=config.restore_best,
-                on_epoch=None if quiet else _print_epoch,
-                callbacks=loggers,
-            )
-            if left > 0
-            else []
-        )
+        same = {name: getattr(config, name) for name in ("eval_every", "patience", "keep", "keep_best", "restore_best")}
+        records = [] if left < 1 else trainer.fit(
+            left, run_dir=config.run, save_every=0 if config.run is None else config.save_every,
+            on_epoch=None if quiet else _print_epoch, callbacks=loggers, **same,
+        )  # fmt: skip
         asked = records[-1].metrics if records and not config.restore_best else {}
         scores = asked or trainer.evaluate()
     except (Exception, KeyboardInterrupt) as error:

@@ -16,13 +16,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hongtu.errors import InputError, names_known
-from hongtu.graph.checks import check_bounds, check_indices
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
 from hongtu.graph.format import (
     ARRAYS,
     MANIFEST,
+    check_bounds,
     check_hash,
+    check_indices,
     check_shapes,
+    expect,
     file_hash,
     manifest_hash,
     open_array,
@@ -42,6 +44,8 @@ class Artifact:
     Attributes:
         path: the directory.
         manifest: the parsed ``manifest.json``.
+        num_vertices, num_edges, feature_width, num_classes: V, E, and the columns of features and of outputs.
+        task: what labels are: "multiclass" (int64 [V]), "multilabel" or "regression" (float32 [V, C]); "links": none.
         original_id: int32 [V].
         vertex_ids: the id that the input gave each vertex, by original number, or None where it is that number.
         sparse_features: features as CSR rows, or None.
@@ -61,6 +65,11 @@ class Artifact:
     def __init__(self, path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         self.path = path
         self.manifest = manifest
+        self.num_vertices: int = manifest["vertices"]
+        self.num_edges: int = manifest["edges"]
+        self.feature_width: int = manifest["feature_width"]
+        self.num_classes: int = manifest["classes"]
+        self.task: str = manifest["task"]
         self._opened = {file: _file_identity(file) for file in (path / f"{name}.npy" for name in arrays)}
         self.original_id = arrays["original_id"]
         ids = (arrays.get("vertex_id"), arrays.get("name_start"), arrays.get("name_text"))
@@ -74,18 +83,10 @@ class Artifact:
         self.masks = {split: arrays[f"{split}_mask"] for split in ("train", "val", "test")}
         self.schedule_paper = arrays["schedule_paper"]
         self.span = slice(0, manifest["vertices"])
-        self.topology = Topology(
-            partitions=manifest["partitions"],
-            chunks=manifest["chunks"],
-            chunk_start=np.asarray(arrays["chunk_start"]),
-            in_edge_start=arrays["in_edge_start"],
-            source_start=np.asarray(arrays["source_start"]),
-            sources=arrays["sources"],
-            local_source=arrays["local_source"],
-            edge_weight=arrays.get("edge_weight"),
-            edge_features=arrays.get("edge_features"),
-            edge_type=arrays.get("edge_type"),
-        )
+        starts = {name: np.asarray(arrays[name]) for name in ("chunk_start", "source_start")}
+        edges = {name: arrays[name] for name in ("in_edge_start", "sources", "local_source")}
+        beside = {name: arrays.get(name) for name in ("edge_weight", "edge_features", "edge_type")}
+        self.topology = Topology(manifest["partitions"], manifest["chunks"], **starts, **edges, **beside)  # type: ignore[arg-type]
         self.stored = self.topology
 
     def __repr__(self) -> str:
@@ -153,21 +154,9 @@ class Artifact:
         return edge_id_starts(self.topology.in_edge_start, self.original_id)
 
     @property
-    def num_vertices(self) -> int:
-        return self.manifest["vertices"]
-
-    @property
     def size(self) -> int:
         """Edges and vertices."""
         return self.num_edges + self.num_vertices
-
-    @property
-    def num_edges(self) -> int:
-        return self.manifest["edges"]
-
-    @property
-    def feature_width(self) -> int:
-        return self.manifest["feature_width"]
 
     @property
     def learns_features(self) -> bool:
@@ -205,15 +194,6 @@ class Artifact:
         return read_types(self.manifest)
 
     @property
-    def num_classes(self) -> int:
-        return self.manifest["classes"]
-
-    @property
-    def task(self) -> str:
-        """What labels are: "multiclass" (int64 [V]), "multilabel" or "regression" (float32 [V, C]); "links": none."""
-        return self.manifest["task"]
-
-    @property
     def multi_label(self) -> bool:
         return self.task == "multilabel"
 
@@ -240,15 +220,11 @@ class Artifact:
                 continue
             if now == opened or now[:2] != opened[:2]:
                 continue
-            if now[2] < opened[2]:
-                raise InputError(
-                    f"{file}: cut from {opened[2]} to {now[2]} bytes while it was in use; run `hongtu preprocess` again"
-                )
-            if file_hash(file) != self.manifest["arrays"][file.stem].get("hash"):
-                raise InputError(
-                    f"{file}: overwritten while it was in use, so that the graph is another one; no step is made on "
-                    "it: run `hongtu preprocess` again"
-                )
+            expect(file, now[2] >= opened[2], f"cut from {opened[2]} to {now[2]} bytes while it was in use")
+            same = file_hash(file) == self.manifest["arrays"][file.stem].get("hash")
+            expect(
+                file, same, "overwritten while it was in use, so that the graph is another one; no step is made on it"
+            )
             self._opened[file] = now  # somebody has touched it
 
     def numbers(self, vertices: Iterable[Any]) -> np.ndarray:
@@ -299,8 +275,7 @@ def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Arti
     manifest = read_manifest(path)
     arrays = {name: open_array(path, name, entry) for name, entry in manifest["arrays"].items()}
     for name, (_, _, required) in ARRAYS.items():
-        if required and name not in arrays:
-            raise InputError(f"{path / MANIFEST}: array {name!r} is missing; run `hongtu preprocess` again")
+        expect(path / MANIFEST, not required or name in arrays, f"array {name!r} is missing")
     check_shapes(path, manifest, arrays)
     artifact = Artifact(path, manifest, arrays)
     if verify:

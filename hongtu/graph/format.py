@@ -1,4 +1,5 @@
-"""What an artifact directory holds: the arrays, the manifest, their hashes, and the shapes that go together."""
+"""What an artifact directory holds: the arrays, the manifest, their hashes, the shapes that go together, and what
+indices must satisfy, so that nothing that runs on them reads out of bounds."""
 
 from __future__ import annotations
 
@@ -49,7 +50,18 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str, bool]] = {
 TENSOR, OF_SPARSE = "sparse tensor", "SparseTensor"  # of torch and torch-sparse: whose values edge weights were
 FORMS = tuple(f"{rank}{kind}" for rank in (1, 2) for kind in "fib")  # of edge features, as the input had them
 MOST_CLASSES = 1 << 20  # that are more than there are vertices
+STARTS = {"name_start": "name_text", "feature_start": "feature_value"}  # which array says where others begin
 _LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_width": 1, "classes": 1}
+
+
+def expect(file: Path, good: bool, found: str) -> None:
+    """Refuse a file of an artifact that is not as it was written.
+
+    Raises:
+        InputError: with what was found, unless it is ``good``.
+    """
+    if not good:
+        raise InputError(f"{file}: {found}; run `hongtu preprocess` again")
 
 
 def check_hash(file: Path, found: str, expected: Any) -> None:
@@ -58,11 +70,8 @@ def check_hash(file: Path, found: str, expected: Any) -> None:
     Raises:
         InputError: when they differ.
     """
-    if found != expected:
-        raise InputError(
-            f"{file}: hash {found[:12]}... differs from the manifest's {str(expected)[:12]}...; "
-            "the file was changed or damaged: run `hongtu preprocess` again"
-        )
+    said = f"hash {found[:12]}... differs from the manifest's {str(expected)[:12]}...: it was changed or damaged"
+    expect(file, found == expected, said)
 
 
 def manifest_hash(path: Path, manifest: dict[str, Any]) -> str:
@@ -90,18 +99,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{path}: not an artifact (no {MANIFEST}); make one with `hongtu preprocess INPUT {path}`")
     manifest = read_json(file, "run `hongtu preprocess` again")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{file}: expected format {FORMAT!r}; run `hongtu preprocess` again")
-    if manifest.get("version") != VERSION:
-        raise InputError(
-            f"{file}: artifact version {manifest.get('version')!r}, this hongtu reads version {VERSION}; "
-            "run `hongtu preprocess` again"
-        )
+    expect(file, isinstance(manifest, dict) and manifest.get("format") == FORMAT, f"expected format {FORMAT!r}")
+    version = manifest.get("version")
+    expect(file, version == VERSION, f"artifact version {version!r}, this hongtu reads version {VERSION}")
     for key, least in _LEAST.items():
-        if type(manifest.get(key)) is not int or not least <= manifest[key] < 2**62:
-            raise InputError(f"{file}: {key} is {manifest.get(key)!r}, expected an integer of at least {least}")
-    if not isinstance(manifest.get("arrays"), dict):
-        raise InputError(f"{file}: no table of arrays; run `hongtu preprocess` again")
+        value = manifest.get(key)
+        good = type(value) is int and least <= value < 2**62
+        expect(file, good, f"{key} is {value!r}, expected an integer of at least {least}")
+    expect(file, isinstance(manifest.get("arrays"), dict), "no table of arrays")
     _check_told(file, manifest)
     return manifest
 
@@ -121,9 +126,7 @@ def _check_told(file: Path, manifest: dict[str, Any]) -> None:
         and _are_numbers(value for name, value in statistics.items() if name not in ("balance", "order")),
     }
     for key, is_good in good.items():
-        if not is_good:
-            shown = reprlib.repr(manifest.get(key))
-            raise InputError(f"{file}: {key} is {shown}, not as `hongtu preprocess` writes it; run it again")
+        expect(file, is_good, f"{key} is {reprlib.repr(manifest.get(key))}, not as it was written")
 
 
 def _are_numbers(values: Iterable[Any]) -> bool:
@@ -141,24 +144,19 @@ def open_array(path: Path, name: str, entry: Any) -> np.ndarray:
         InputError: when it is absent, truncated or another array.
     """
     file = path / f"{name}.npy"
-    if name not in ARRAYS or not isinstance(entry, dict):
-        raise InputError(f"{path / MANIFEST}: unknown array {name!r}; run `hongtu preprocess` again")
+    expect(path / MANIFEST, name in ARRAYS and isinstance(entry, dict), f"unknown array {name!r}")
     dtypes, shape, _ = ARRAYS[name]
-    if not file.is_file():
-        raise InputError(f"{file}: missing; run `hongtu preprocess` again")
-    if file.stat().st_size != entry.get("bytes"):
-        raise InputError(
-            f"{file}: {file.stat().st_size} bytes, the manifest says {entry.get('bytes')}; "
-            "the file was truncated or changed: run `hongtu preprocess` again"
-        )
+    expect(file, file.is_file(), "missing")
+    nbytes, said = file.stat().st_size, entry.get("bytes")
+    expect(file, nbytes == said, f"{nbytes} bytes, the manifest says {said}")
     array = open_npy(file, "run `hongtu preprocess` again")
-    ndim = len(shape.split())
-    if str(array.dtype) not in dtypes or (name != "labels" and array.ndim != ndim):
-        raise InputError(f"{file}: {array.dtype} {array.shape}, expected {' or '.join(dtypes)} with {ndim} dimensions")
-    if name == "labels" and array.ndim != (2 if array.dtype == np.float32 else 1):
-        raise InputError(f"{file}: {array.dtype} {array.shape}, expected int64 [V] or float32 [V, C]; preprocess again")
-    if list(array.shape) != entry.get("shape") or str(array.dtype) != entry.get("dtype"):
-        raise InputError(f"{file}: {array.dtype} {array.shape} is not what the manifest says; preprocess again")
+    ndim, found = len(shape.split()), f"{array.dtype} {array.shape}"
+    if name == "labels":
+        ndim = 2 if array.dtype == np.float32 else 1
+    good = str(array.dtype) in dtypes and array.ndim == ndim
+    expect(file, good, f"{found}, expected {' or '.join(dtypes)} with {ndim} dimensions")
+    good = list(array.shape) == entry.get("shape") and str(array.dtype) == entry.get("dtype")
+    expect(file, good, f"{found} is not what the manifest says")
     return array
 
 
@@ -168,61 +166,50 @@ def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.n
     Raises:
         InputError: naming the first that does not fit.
     """
+    file = path / MANIFEST
     v, e, m, n = (manifest[key] for key in ("vertices", "edges", "partitions", "chunks"))
     sizes = {"V": v, "V+1": v + 1, "E": e, "m": m, "n": n, "mn+1": m * n + 1}
     sizes |= {"F": manifest["feature_width"], "C": manifest["classes"]}
     for name, array in arrays.items():
         expected = tuple(sizes.get(size, found) for size, found in zip(ARRAYS[name][1].split(), array.shape))
-        if array.shape != expected:
-            raise InputError(f"{path / name}.npy: shape {array.shape}, expected {expected} from the manifest")
+        said = f"shape {array.shape}, expected {expected} from the manifest"
+        expect(path / f"{name}.npy", array.shape == expected, said)
     for group in (("name_start", "name_text"), tuple(f"feature_{part}" for part in PARTS)):
         missing = [name for name in group if name not in arrays]
-        if 0 < len(missing) < len(group):
-            raise InputError(
-                f"{path / MANIFEST}: one of {', '.join(group)} is missing: {missing[0]}; run `hongtu preprocess` again"
-            )
-    if "feature_start" in arrays and len(arrays["feature_column"]) != len(arrays["feature_value"]):
-        raise InputError(f"{path}: feature_column and feature_value differ in length; run `hongtu preprocess` again")
-    one_column = arrays["labels"].ndim == 1
-    if one_column and manifest["classes"] > max(v, MOST_CLASSES):
-        raise InputError(
-            f"{path / MANIFEST}: classes is {manifest['classes']}, expected at most {max(v, MOST_CLASSES)}; run "
-            "`hongtu preprocess` again"
-        )
-    if manifest.get("task") not in (("multiclass", "links") if one_column else ("multilabel", "regression")):
-        raise InputError(
-            f"{path / MANIFEST}: task {manifest.get('task')!r} does not fit labels {arrays['labels'].dtype} "
-            f"{arrays['labels'].shape}; run `hongtu preprocess` again"
-        )
-    if "edge_features" in arrays and arrays["edge_features"].shape[1] == 0:
-        raise InputError(f"{path / 'edge_features'}.npy: no columns; run `hongtu preprocess` again")
+        expect(file, len(missing) in (0, len(group)), f"of {', '.join(group)} is missing: {', '.join(missing)}")
+    if "feature_start" in arrays:
+        fits = len(arrays["feature_column"]) == len(arrays["feature_value"])
+        expect(path, fits, "feature_column and feature_value differ in length")
+    labels, classes, task = arrays["labels"], manifest["classes"], manifest.get("task")
+    most = max(v, MOST_CLASSES) if labels.ndim == 1 else classes
+    expect(file, classes <= most, f"classes is {classes}, expected at most {most}")
+    fits = task in (("multiclass", "links") if labels.ndim == 1 else ("multilabel", "regression"))
+    expect(file, fits, f"task {task!r} does not fit labels {labels.dtype} {labels.shape}")
+    if "edge_features" in arrays:
+        expect(path / "edge_features.npy", arrays["edge_features"].shape[1] > 0, "no columns")
     types = manifest.get("edge_types")
-    if "edge_type" in arrays and (type(types) is not int or not 1 <= types < 2**31):
-        raise InputError(f"{path / MANIFEST}: edge_types is {types!r}, expected at least 1; preprocess again")
+    good = "edge_type" not in arrays or (type(types) is int and 1 <= types < 2**31)
+    expect(file, good, f"edge_types is {types!r}, expected at least 1")
     forms = manifest.get("edge_forms", {})
-    if not isinstance(forms, dict) or forms.get("edge_features", "2f") not in FORMS:
-        raise InputError(f"{path / MANIFEST}: edge_forms is {forms!r}, expected names; preprocess again")
+    good = isinstance(forms, dict) and forms.get("edge_features", "2f") in FORMS
+    expect(file, good, f"edge_forms is {forms!r}, expected names")
     widths = manifest.get("vertex_types")
-    if widths is not None and not (
+    good = widths is None or (
         isinstance(widths, list)
-        and widths
         and all(type(width) is int and width >= 0 for width in widths)
-        and 1 + max(widths) == manifest["feature_width"]
-    ):
-        raise InputError(f"{path / MANIFEST}: vertex_types do not fit feature_width; run `hongtu preprocess` again")
+        and 1 + max(widths, default=-1) == manifest["feature_width"]
+    )
+    expect(file, good, "vertex_types do not fit feature_width")
     try:
         read_types(manifest)
     except ValueError:
-        raise InputError(f"{path / MANIFEST}: types do not fit the graph; run `hongtu preprocess` again") from None
+        expect(file, False, "types do not fit the graph")
     ends = {"chunk_start": v, "source_start": len(arrays["sources"]), "in_edge_start": e}
-    if "name_start" in arrays:
-        ends["name_start"] = len(arrays["name_text"])
-    if "feature_start" in arrays:
-        ends["feature_start"] = len(arrays["feature_value"])
+    ends |= {name: len(arrays[of]) for name, of in STARTS.items() if name in arrays}
     for name, last in ends.items():
         array = arrays[name]
-        if array[0] != 0 or array[-1] != last or np.any(np.diff(array) < 0):
-            raise InputError(f"{path / name}.npy: expected an ascending array from 0 to {last}; preprocess again")
+        good = array[0] == 0 and array[-1] == last and not np.any(np.diff(array) < 0)
+        expect(path / f"{name}.npy", good, f"expected an ascending array from 0 to {last}")
 
 
 def file_hash(file: Path) -> str:
@@ -232,3 +219,62 @@ def file_hash(file: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def check_bounds(artifact: Any) -> None:
+    """Compare the least and the largest of every index with what it points into: cheap, and enough for memory safety.
+
+    Raises:
+        InputError: naming the first array that does not fit the others.
+    """
+    topology, vertices = artifact.topology, artifact.num_vertices
+    ranges = {
+        "original_id": (artifact.original_id, 0, vertices), "sources": (topology.sources, 0, vertices),
+        "schedule_paper": (artifact.schedule_paper, 0, topology.chunks),
+        "local_source": (topology.local_source, 0, vertices),
+    }  # fmt: skip
+    if topology.edge_type is not None:
+        ranges["edge_type"] = topology.edge_type, 0, artifact.num_edge_types
+    if artifact.sparse_features is not None:
+        ranges["feature_column"] = artifact.sparse_features.column, 0, artifact.sparse_features.width
+    if artifact.task == "multiclass":
+        ranges["labels"] = artifact.labels, -1, artifact.num_classes
+    for name, (array, least, end) in ranges.items():
+        for found in (array.min(initial=least), array.max(initial=end - 1)):
+            said = f"holds {found}, expected {least} to {end - 1}"
+            expect(artifact.path / f"{name}.npy", bool(least <= found < end), said)
+    edge_start = np.asarray(topology.in_edge_start)[topology.chunk_start]
+    busy = np.flatnonzero(np.diff(edge_start))
+    if len(busy):
+        largest = np.maximum.reduceat(topology.local_source, edge_start[busy])
+        beyond = busy[largest >= topology.num_sources[busy]]
+        _expect(artifact, "local_source", not len(beyond), f"less than the chunk's sources in chunk {beyond[:1]}")
+
+
+def check_indices(artifact: Any) -> None:
+    """Read every index and compare it with what it must be.
+
+    Raises:
+        InputError: naming the first array that does not fit the others.
+    """
+    check_bounds(artifact)
+    topology, vertices = artifact.topology, artifact.num_vertices
+    seen = np.zeros(vertices, dtype=bool)
+    seen[artifact.original_id] = True
+    _expect(artifact, "original_id", bool(seen.all()), f"each number from 0 to {vertices - 1} once")
+    chunks = np.arange(topology.chunks)
+    rows = np.sort(np.asarray(artifact.schedule_paper), axis=1)
+    _expect(
+        artifact, "schedule_paper", bool((rows == chunks).all()), f"each chunk from 0 to {len(chunks) - 1} in a row"
+    )
+    steps = np.diff(np.asarray(topology.sources).astype(np.int64))
+    starts = np.asarray(topology.source_start)[1:-1]
+    steps[starts[(starts > 0) & (starts <= len(steps))] - 1] = 1  # from one chunk to the next
+    _expect(artifact, "sources", bool(np.all(steps > 0)), "ascending vertices in every chunk")
+    if artifact.task == "multiclass":
+        for split, mask in artifact.masks.items():
+            _expect(artifact, f"{split}_mask", bool(np.all(artifact.labels[mask] >= 0)), "labelled vertices only")
+
+
+def _expect(artifact: Any, name: str, good: bool, expected: str) -> None:
+    expect(artifact.path / f"{name}.npy", good, f"expected {expected}")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.files import open_npy
+from hongtu.files import lines_of, open_npy
 from hongtu.graph.given import as_array
 from hongtu.parallel import parallel_for
 from hongtu.preprocess.bucket_sort import even_blocks, symmetric_neighbours
@@ -28,8 +28,6 @@ EDGE_SHARE, TRAIN_SHARE = 0.8, 0.2  # of the combined weight
 RESOLUTION = 100  # mean combined weight, so that the rounding to integers does not matter
 MAX_TOTAL_WEIGHT = 1 << 30  # METIS may be built with 32-bit integers
 FORMS = "expected integers [V], the partition of every vertex from 0, in the order of their numbers"
-STEP = 1 << 16  # characters parsed at a time
-LONGEST = 20  # characters of a line
 METIS_SECONDS = (4, 54)  # per 10M edges, by graph
 METIS_BYTES = 170  # per edge
 METIS_EDGES = 20_000_000  # beyond this many another one is the default
@@ -176,15 +174,8 @@ def check_partition(part: np.ndarray, name: str, vertices: int, partitions: int)
 
 
 def _read_lines(file: Path) -> np.ndarray:
-    found, rest = [], ""
     try:
         with file.open(encoding="ascii") as stream:
-            while text := stream.read(STEP):
-                lines = (rest + text).split("\n")
-                rest = lines.pop()
-                if len(rest) > LONGEST:
-                    raise ValueError(f"{rest[:LONGEST]!r}")
-                found.append(np.array(lines, dtype=np.int64) if lines else np.empty(0, dtype=np.int64))
-        return np.concatenate([*found, np.array([rest] if rest else [], dtype=np.int64)])
+            return np.fromiter(map(int, lines_of(stream)), dtype=np.int64)
     except (OSError, ValueError, OverflowError) as error:
-        raise InputError(f"{file}: not readable ({error}), {FORMS}, one a line") from None
+        raise InputError(f"{file}: not readable ({str(error)[:200]}), {FORMS}, one a line") from None

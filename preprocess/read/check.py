@@ -19,7 +19,7 @@ from hongtu.preprocess.read.check_labels import (
 )
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.size import check_count, check_held
-from hongtu.preprocess.read.source import DENSE
+from hongtu.preprocess.read.source import DENSE, as_float32
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures
 
@@ -220,16 +220,11 @@ def _check_features(raw: RawGraph) -> None:
     if not features.has_canonical_format:  # duplicate entries add up, as they will when rows become dense
         features = raw.features = features.copy()  # the caller's own matrix stays as it is
         features.sum_duplicates()
-    bad = ~_finite_as_float32(features.data)
+    bad = ~np.isfinite(as_float32(features.data))
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         row = int(np.searchsorted(features.indptr, at, side="right")) - 1
         refuse_value(_position(raw, "features", row, features.indices[at]), features.data[at])
-
-
-def _finite_as_float32(block: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.isfinite(block.astype(np.float32, copy=False))
 
 
 def _rounded(raw: RawGraph) -> dict[str, np.dtype]:
@@ -248,8 +243,7 @@ def _rounds(array: Any) -> bool:
         return False
     step = max(1, BLOCK // max(1, array[:1].size))
     blocks = (array[lo : lo + step] for lo in range(0, len(array), step))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return any(not np.array_equal(block.astype(np.float32), block, equal_nan=True) for block in blocks)
+    return any(not np.array_equal(as_float32(block), block, equal_nan=True) for block in blocks)
 
 
 def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
@@ -262,7 +256,7 @@ def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:
 def _check_finite(raw: RawGraph, piece: str, array: np.ndarray) -> None:
     step = max(1, BLOCK // max(1, array.shape[1]))
     for lo in range(0, len(array), step):
-        finite = _finite_as_float32(array[lo : lo + step])
+        finite = np.isfinite(as_float32(array[lo : lo + step]))
         if not finite.all():
             row, column = (int(index[0]) for index in np.nonzero(~finite))
             refuse_value(_position(raw, piece, lo + row, column), array[lo + row, column])

@@ -9,6 +9,7 @@ import numpy as np
 
 from hongtu.errors import InputError, note
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
+from hongtu.preprocess.read.source import as_float32
 
 FREE_CLASSES = 1024  # class ids that even a tiny graph may have; above, there are at most as many as vertices
 LABEL_REMEDY = "convert them (-1 = none), or pass --labels random:C, or --task regression for numbers to predict"
@@ -110,8 +111,7 @@ def check_numbers(raw: RawGraph) -> None:
     raw.expect("labels", labels, good, f"float32 [{vertices}] or [{vertices}, C] ({raw.vertices_from}); {remedy}")
     raw.labels = labels.reshape(vertices, -1)
     _check_columns(raw)
-    with np.errstate(over="ignore", invalid="ignore"):
-        raw.labels = raw.labels.astype(np.float32)
+    raw.labels = as_float32(raw.labels)
     infinite = np.argwhere(np.isinf(raw.labels))
     if len(infinite):
         row, column = infinite[0]

@@ -18,7 +18,7 @@ from hongtu.files import create_array
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import LARGEST
-from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_float32
 from hongtu.preprocess.read.typed import TypedFeatures
 
 PIECES = ("source", "destination", "weight", "relation")
@@ -135,10 +135,7 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
             for stream, numbers in zip((sources, destinations), ids, strict=True):
                 numbers.astype(np.int32, copy=False).tofile(stream)
             if block.weight is not None:
-                with np.errstate(
-                    over="ignore", invalid="ignore"
-                ):  # beyond float32 is refused by the check, as in any format
-                    block.weight.astype(np.float32).tofile(weights)
+                as_float32(block.weight).tofile(weights)
             if block.relation is not None:
                 relations.number(block.relation).tofile(kinds)
             count += len(block.source)

@@ -88,17 +88,17 @@ def as_names(name: str, ids: np.ndarray, where: Callable[[int], str]) -> list[st
     """
     if ids.dtype.kind not in "iuU":
         raise InputError(f"{name}: vertex ids of type {ids.dtype}, expected integers or text; cast them to either")
-    return to_names(name, ids)
+    return to_names(name, ids.tolist())
 
 
-def to_names(name: str, ids: np.ndarray) -> list[str]:
+def to_names(name: str, ids: list[Any]) -> list[str]:
     """Ids of any kind as text.
 
     Raises:
         InputError: when one is no Unicode, which no file can hold.
     """
     try:
-        names = [str(one) for one in ids.tolist()]
+        names = [str(one) for one in ids]
         "".join(names).encode()
     except ValueError as error:
         raise InputError(f"{name}: an id is not Unicode text ({error}); mend it") from None
@@ -107,10 +107,13 @@ def to_names(name: str, ids: np.ndarray) -> list[str]:
 
 def weights_of(values: np.ndarray) -> np.ndarray | None:
     """Stored values of an adjacency matrix as float32 weights; None where all are 1, a matrix that only says where."""
-    if bool((values == 1).all()):
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 is refused by the check, as in any format
-        return values.astype(np.float32)
+    return None if bool((values == 1).all()) else as_float32(values)
+
+
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """Numbers as an artifact has them; those beyond float32 become infinite, which is refused in any format."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(np.float32, copy=False)
 
 
 DENSE = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
@@ -169,15 +172,10 @@ def _parts(value: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple
     if hasattr(value, "sparse_sizes"):  # of torch_sparse
         row, column, values = value.coo()
         return np.asarray(row), np.asarray(column), None if values is None else np.asarray(values), value.sparse_sizes()
-    if layout == "torch.sparse_coo":
-        row, column = np.asarray(value._indices())  # coalesce() would add up equal ones
-        return row, column, np.asarray(value._values()), tuple(value.shape[:2])
-    if layout in ("torch.sparse_csr", "torch.sparse_csc"):
-        by_row = layout == "torch.sparse_csr"
-        start, other = (value.crow_indices, value.col_indices) if by_row else (value.ccol_indices, value.row_indices)
-        long = np.repeat(np.arange(len(start()) - 1), np.diff(np.asarray(start())))
-        pair = (long, np.asarray(other())) if by_row else (np.asarray(other()), long)
-        return *pair, np.asarray(value.values()), tuple(value.shape[:2])
+    if layout in ("torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc"):
+        entries = value if layout == "torch.sparse_coo" else value.to_sparse_coo()
+        row, column = np.asarray(entries._indices())  # coalesce() would add up equal ones
+        return row, column, np.asarray(entries._values()), tuple(value.shape[:2])
     if layout in ("torch.sparse_bsr", "torch.sparse_bsc"):
         raise TypeError("it holds blocks; pass matrix.to_dense().to_sparse()")
     return None

@@ -64,17 +64,12 @@ class Workspace:
         self.origin: dict[str, Any] = {}  # what the artifact is made of
         self.predicted = 0  # bytes of anonymous memory that the stages will not exceed, for the log
         self._finished: dict[str, dict[str, Any]] = {}
-        self._directory: Path | None = None
-        self._lock: int | None = None
+        self.directory: Path = None  # until it is entered
+        self._locks = contextlib.ExitStack()
         self._made: list[Path] = []  # around it, the deepest first
         self._sync = ThreadPoolExecutor(max_workers=1)
         self.check: Callable[[], None] = lambda: None  # raises where the input is another one by now
         self.watch, self.progress, self._shown = Watch(), Progress(), contextlib.ExitStack()
-
-    @property
-    def directory(self) -> Path:
-        assert self._directory is not None, "entered"
-        return self._directory
 
     @property
     def scratch(self) -> Path:
@@ -100,13 +95,14 @@ class Workspace:
         self._made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         make_directory(parent)
         now = json.loads(json.dumps({"format": FORMAT, "input": self.identity, "boot": _boot()}))
-        old = self._locks(parent)
+        old = list(self._unfinished(parent))
+        for folder in old:
+            self._lock(folder)
         if self._resume and old:
             self._continue(old, now)
         else:
-            for folder, lock in old.items():
+            for folder in old:
                 shutil.rmtree(folder)
-                os.close(lock)
             self._begin(parent, now)
         for folder in (self.scratch, self.artifact):
             folder.mkdir(exist_ok=True)
@@ -119,55 +115,42 @@ class Workspace:
                 if ours and read_json(folder / IDENTITY, "")["format"] == FORMAT:
                     yield folder
 
-    def _locks(self, parent: Path) -> dict[Path, int]:
-        """Of all that runs have left; none where a process works in one of them."""
-        found: dict[Path, int] = {}
-        try:
-            for folder in self._unfinished(parent):
-                found[folder] = self._locked(folder)
-        except InputError:
-            for lock in found.values():
-                os.close(lock)
-            raise
-        return found
-
-    def _locked(self, folder: Path) -> int:
+    def _lock(self, folder: Path) -> None:
+        """Keep a directory from other processes until the end."""
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        self._locks.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)
             raise InputError(
                 f"{self.path}: another process is making it; wait for that, or choose another path"
             ) from None
         except OSError:  # a file system without locks
             pass
-        return lock
 
     def _begin(self, parent: Path, identity: dict[str, Any]) -> None:
         """A new directory, whatever others may have put in its place."""
         for name in (f".{self.path.name}.partial", f".{self.path.name}.partial-{secrets.token_hex(8)}"):
             with contextlib.suppress(FileExistsError):
                 (parent / name).mkdir(mode=0o700)
-                self._directory = parent / name
+                self.directory = parent / name
                 break
-        self._lock = self._locked(self.directory)
+        self._lock(self.directory)
         (self.directory / IDENTITY).write_text(json.dumps(identity))
 
-    def _continue(self, old: dict[Path, int], identity: dict[str, Any]) -> None:
+    def _continue(self, old: list[Path], identity: dict[str, Any]) -> None:
         """Take over the directory of the same run, and its finished stages."""
-        found = {folder: json.loads((folder / IDENTITY).read_text()) for folder in old}
-        same = [folder for folder in found if found[folder] == identity]
-        for lock in (lock for folder, lock in old.items() if folder not in same[:1]):
-            os.close(lock)
-        if not same:
-            inputs = [before.get("input") for before in found.values()]
+        found = [json.loads((folder / IDENTITY).read_text()) for folder in old]
+        if identity not in found:
+            inputs = [before.get("input") for before in found]
             what = "a restart of the machine" if identity["input"] in inputs else "another input or settings"
             raise InputError(f"{self.path}: the unfinished run is of {what}; leave --resume out to start again")
-        self._directory, self._lock = same[0], old[same[0]]
+        self.directory = old[found.index(identity)]
         file = self.directory / "finished.jsonl"
-        lines = [_parsed(line) for line in file.read_text().splitlines()] if file.exists() else []
-        self._finished = {line["stage"]: line for line in lines if line is not None}
+        for line in file.read_text().splitlines() if file.exists() else []:
+            with contextlib.suppress(json.JSONDecodeError):  # of the last one, where the process was killed
+                record = json.loads(line)
+                self._finished[record["stage"]] = record
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: Any) -> None:
         try:
@@ -185,14 +168,12 @@ class Workspace:
             words = str(error) or "interrupted"
             error.args = (f"{words}; {self.directory} holds what is finished: pass --resume to continue, or remove it",)
         else:
-            if self._directory is not None:
-                shutil.rmtree(self._directory, ignore_errors=True)
+            if self.directory is not None:
+                shutil.rmtree(self.directory, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty where the artifact is
                 for parent in self._made:
                     parent.rmdir()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._locks.close()
         if isinstance(error, OSError) and error.filename is None:  # what numpy and mapped files say of a full disk
             raise OutputError(self.path, error) from error
 
@@ -291,14 +272,6 @@ def _whole_file(array: np.ndarray) -> Path | None:
 def _load(file: Path) -> np.ndarray:
     array = np.load(file, mmap_mode=None if file.stat().st_size < 4096 else "r", allow_pickle=False)
     return np.asarray(array)
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A line of the record, or None for the last one if the process was killed while it wrote it."""
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None
 
 
 def _write_back(file: Path) -> None:

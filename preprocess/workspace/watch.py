@@ -13,7 +13,7 @@ from hongtu.host import anonymous_bytes
 INTERVAL = 0.02  # seconds
 # about how long each stage takes, relative to the others, for the time that is left
 SHARES = {
-    "read": 2, "csc": 3, "clean": 2, "partition": 10, "order": 30, "renumber": 4, "chunks": 4, "reorganise": 2,
+    "read": 2, "csc": 3, "partition": 10, "order": 30, "renumber": 4, "chunks": 4, "reorganise": 2,
     "volume": 1, "write": 10,
 }  # fmt: skip
 

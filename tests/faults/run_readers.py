@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.cli.run_options import read_options
-from hongtu.cli.settings import read_run_file, to_toml
+from hongtu.cli.settings import read_options, read_run_file, to_toml
 from hongtu.cli.train_config import TrainConfig
 from hongtu.config import PreprocessConfig
 from hongtu.hardware import PROFILES

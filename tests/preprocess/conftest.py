@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def several_threads(monkeypatch):
     from hongtu import parallel, threads
-    from hongtu.preprocess import bucket_sort, csc, reorganize
+    from hongtu.preprocess import bucket_sort, csc
 
-    for module in (parallel, threads, bucket_sort, csc, reorganize):
+    for module in (parallel, threads, bucket_sort, csc):
         monkeypatch.setattr(module, "num_threads", lambda: 3)

@@ -693,7 +693,7 @@ def broken(part, at, value):
 
 
 @pytest.mark.parametrize("changes, expected", [
-    ({"x": {}}, ["ind.tiny.x: not a readable Planetoid file (a dict, expected a matrix)"]),
+    ({"x": {}}, ["ind.tiny.x: not a readable Planetoid file (a Dictionary, expected a matrix)"]),
     ({"x": broken("indices", 3, 10**6)}, ["ind.tiny.x: not a readable Planetoid file (indices must be < 9)"]),
     ({"x": broken("indptr", 3, 10**6)}, ["ind.tiny.x: not a readable Planetoid file (ind"]),
     ({"x": bytearray(9)}, ["ind.tiny.x: not a readable Planetoid file ("]),

@@ -59,19 +59,28 @@ def test_neighbours_without_direction(graph):
 @pytest.mark.parametrize("origin", [False, True])
 def test_lists_are_coalesced(graph, origin):
     start, source = graph
-    beside = np.arange(len(source) if origin else 0, dtype=np.int32)
-    first = np.zeros(len(source), bool)
-    v = len(start) - 1
-    bounds, kept = bounds_of(v), np.zeros(v, np.int64)
-    assert_each_same(csc._sort, 3, bounds, start, source, beside, first, kept)
+    destination = np.repeat(np.arange(len(start) - 1), np.diff(start))
+    order = np.lexsort((source, destination))
+    pairs = np.stack([destination, source])[:, order]
+    given = source.copy(), np.arange(len(source), dtype=np.int32) if origin else None
+    found, merged, first = csc.coalesce(start, *given)
+    np.testing.assert_array_equal(first, np.append(True, (pairs[:, 1:] != pairs[:, :-1]).any(axis=0))[: len(source)])
+    np.testing.assert_array_equal([np.repeat(np.arange(len(start) - 1), np.diff(found)), merged], pairs[:, first])
+    np.testing.assert_array_equal(given[0], pairs[1])
+    if origin:
+        np.testing.assert_array_equal(given[1], order)
 
 
 def test_edges_are_counted(graph):
     start, source = graph
     v = len(start) - 1
-    bounds, part = bounds_of(v), np.random.default_rng(2).integers(0, 3, v).astype(np.int32)
-    counts = np.zeros((3, 2), np.int64)
-    assert_each_same(csc._statistics, 3, start, source, bounds, np.zeros(v, bool), counts, summed=True)
+    destination = np.repeat(np.arange(v), np.diff(start))
+    pairs, others = np.stack([destination, source]), source != destination
+    assert csc.statistics(csc.Csc(start, source)) == {
+        "duplicate_edges": len(source) - np.unique(pairs, axis=1).shape[1], "self_loops": int((~others).sum()),
+        "isolated_vertices": v - len(np.unique(pairs[:, others])), "max_in_degree": int(np.diff(start).max()),
+    }  # fmt: skip
+    part = np.random.default_rng(2).integers(0, 3, v).astype(np.int32)
     assert partitions_._edge_cut(start, source, part) == (part[source] != part.repeat(np.diff(start))).sum()
 
 
@@ -97,10 +106,12 @@ def test_chunks(graph, partitions, chunks):
     np.testing.assert_array_equal(neighbour_sets.globalise(ends, larger_start, larger, again), source)
     cuts = reorganize.block_cuts(at, sources, v)
     schedule = np.stack([np.random.default_rng(i).permutation(chunks) for i in range(partitions)]).astype(np.int32)
-    overlap = np.zeros((2, chunks, chunks), np.int64)
     rows = schedule + np.arange(partitions)[:, None] * chunks
-    for left, right, above in ((rows, rows, True), (rows[-1:], rows[:-1], False), (rows[:1], rows, False)):
-        assert_each_same(reorganize._overlap, 2, cuts, sources, left, right, above, overlap, summed=True)
+    for left, right in ((rows, rows), (rows[-1:], rows[: max(1, partitions - 1)]), (rows[:1], rows)):
+        sets = [[{*np.concatenate([sources[at[c] : at[c + 1]] for c in column])} for column in side.T]
+                for side in (left, right)]  # fmt: skip
+        expected = [[len(one & other) for other in sets[1]] for one in sets[0]]
+        assert reorganize.count_overlap(cuts, sources, left, right).tolist() == expected
 
 
 @pytest.mark.parametrize("steps", [1, 6])

@@ -37,6 +37,7 @@ def artifact_of(topology, schedule, shape, mask, rng):
     arrays |= {"features": rng.normal(size=(v, shape.features)), "labels": rng.normal(size=(v, shape.output))}
     arrays |= {f"{split}_mask": mask for split in ("train", "val", "test")}
     manifest = {"vertices": v, "edges": topology.num_edges, "partitions": topology.partitions}
+    manifest |= {"feature_width": 1, "classes": 1, "task": "multiclass"}
     return Artifact(Path("nowhere"), manifest | {"chunks": topology.chunks}, arrays)
 
 

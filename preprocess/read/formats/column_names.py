@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hongtu.errors import InputError
+
 STANDARD = ("source", "destination", "weight")
 # what tools call the ends of an edge, a pair a line: the first line of which a file has one name each
 ENDS = (
@@ -111,3 +113,16 @@ def find_paired_ends(words: list[str]) -> tuple[int, int] | None:
             return at, plain.index(other)
     found = [(plain.index(a), plain.index(b)) for a, b in PAIRED if plain.count(a) == plain.count(b) == 1]
     return found[0] if found else None
+
+
+def position(path: Path, found: Sequence[str], name: str) -> int:
+    """Where the column of a name is.
+
+    Raises:
+        InputError: where there is none, or there are several.
+    """
+    if found.count(name) != 1:
+        what = f"{found.count(name)} columns {name!r}, expected one" if name in found else f"no column {name!r}"
+        shown = ", ".join(found)[:200] or "none"
+        raise InputError(f"{path}: {what}, found {shown}; name others with --columns SOURCE,DESTINATION")
+    return found.index(name)

@@ -70,14 +70,15 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
     source = np.concatenate([ends.source + first[key[0]] for key, ends in edges.items()])
     destination = np.concatenate([ends.destination + first[key[2]] for key, ends in edges.items()])
     sizes = [len(ends.source) for ends in edges.values()]
-    weights = [ends.weight for ends in edges.values()]
-    ones = [np.ones(len(ends.source), np.float32) for ends in edges.values()]  # what a missing weight means
-    weighted = any(weight is not None for weight in weights)
-    weight = [one if given is None else given for one, given in zip(ones, weights, strict=True)] if weighted else None
+    given = [ends.weight for ends in edges.values()]
+    weights = [
+        np.ones(n, np.float32) if w is None else w for n, w in zip(sizes, given, strict=True)
+    ]  # 1: a missing one
+    weighted = any(weight is not None for weight in given)
     fields = {kind: vertex_fields(data[kind], title) for kind, title in kinds.items()}
     raw = RawGraph(
         title=name,
-        blocks=array_blocks(name, source, destination, None if weight is None else np.concatenate(weight)),
+        blocks=array_blocks(name, source, destination, np.concatenate(weights) if weighted else None),
         num_vertices=vertices,
         features=_features(fields, counts, kinds) if needs_features else None,
         edge_features=_edge_features([ends.features for ends in edges.values()], sizes),

@@ -42,14 +42,10 @@ def from_networkx(graph: Any) -> RawGraph:
     whole = all(
         isinstance(node, int | np.integer) and not isinstance(node, bool) and -(2**63) <= node < 2**63 for node in order
     )
-    ids = np.array(order, dtype=np.int64) if whole else _names([str(node) for node in order])
+    ids: Any = np.array(order, dtype=np.int64) if whole else to_names("data", order)
+    if not whole and len({*ids}) < len(ids):
+        raise InputError("data: two vertices have the same name as text; rename them")
     if whole and np.array_equal(ids, np.arange(len(order))):  # plain numbers already
         ids = None
     blocks = array_blocks("data", source, destination, weight if any(w is not None for w in stored) else None)
     return RawGraph(title="data", blocks=blocks, num_vertices=len(order), ids=ids, numbered=True)
-
-
-def _names(names: list[str]) -> list[str]:
-    if len(set(names)) < len(names):
-        raise InputError("data: two vertices have the same name as text; rename them")
-    return to_names("data", np.array(names, dtype=object))

@@ -30,7 +30,7 @@ from hongtu.preprocess.read.formats.torch_file import load_torch_file
 from hongtu.preprocess.read.formats.zipped import Member, members
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import Reading, Sizes, check_archive, check_count, check_held
-from hongtu.preprocess.read.source import EdgeBlock, array_blocks
+from hongtu.preprocess.read.source import EdgeBlock, array_blocks, as_float32
 
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
 COUNTS = ("num_nodes_list", "num_edges_list")
@@ -161,8 +161,7 @@ def class_numbers(table: np.ndarray, file: Path) -> np.ndarray:
     if table.ndim not in (1, 2) or table.dtype.kind not in "biuf":
         raise InputError(f"{file}: {table.dtype} of shape {table.shape}, expected numbers [N, 1] or [N, C]")
     if table.ndim == 2 and table.shape[1] > 1:
-        with np.errstate(over="ignore", invalid="ignore"):  # refused by the check, as all that is not 0 or 1
-            return table.astype(np.float32)
+        return as_float32(table)
     column = table.ravel().astype(np.float64) if table.dtype.kind == "f" else table.ravel()
     column = np.where(np.isnan(column), -1, column)
     with np.errstate(invalid="ignore"):  # of infinities

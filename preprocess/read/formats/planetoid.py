@@ -18,7 +18,7 @@ from hongtu.preprocess.read.formats.data_pickle import Made, load_arrays
 from hongtu.preprocess.read.formats.ogb import read_filled
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
-from hongtu.preprocess.read.source import array_blocks, check_compressed
+from hongtu.preprocess.read.source import array_blocks, as_float32, check_compressed
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 VALIDATION = 500  # vertices after the training ones
@@ -67,10 +67,9 @@ def open_planetoid(path: Path) -> RawGraph:
 
 def _test_index(file: Path, known: int) -> np.ndarray:
     """int64, the test vertices in the order of their rows."""
+    lines = [*read_filled(file)]
     try:
-        test = np.array([int(line) for line in read_filled(file)], dtype=np.int64)
-    except InputError:
-        raise
+        test = np.array([*map(int, lines)], dtype=np.int64)
     except (ValueError, OverflowError) as error:
         reason = str(error)[:200]
         raise InputError(f"{file}: not readable ({reason}), expected one vertex a line; copy it again") from None
@@ -107,8 +106,7 @@ def _rows(value: Any) -> Any:
         raise ValueError(f"an array of shape {value.shape}, expected a matrix")
     if value.dtype.kind not in "biuf":
         raise ValueError(f"{value.dtype}, expected numbers")
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 is refused by the check, as in any format
-        return scipy.sparse.coo_matrix(value.astype(np.float32))
+    return scipy.sparse.coo_matrix(as_float32(value))
 
 
 def _placed(allx: Any, tx: Any, test: np.ndarray, count: int) -> Any:

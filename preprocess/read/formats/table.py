@@ -13,7 +13,14 @@ import numpy as np
 from hongtu.config import size
 from hongtu.errors import InputError
 from hongtu.host import available_bytes, taking_at_most
-from hongtu.preprocess.read.formats.column_names import STANDARD, find_ends, is_relation, say_third, say_unread
+from hongtu.preprocess.read.formats.column_names import (
+    STANDARD,
+    find_ends,
+    is_relation,
+    position,
+    say_third,
+    say_unread,
+)
 from hongtu.preprocess.read.formats.text import ENDINGS as TEXT
 from hongtu.preprocess.read.formats.text_lines import ending_of
 from hongtu.preprocess.read.graph import RawGraph
@@ -119,13 +126,7 @@ def _find_columns(path: Path, schema: Any, names: list[str]) -> _Table:
         names = [*STANDARD[:2]] if ends is None else [present[end] for end in ends]
         names += ["weight"] if "weight" in present else []
     for name in names:
-        if name not in present:
-            shown = ", ".join(present) or "none"
-            raise InputError(
-                f"{path}: no column {name!r}, found {shown}; name others with --columns SOURCE,DESTINATION"
-            )
-        if present.count(name) > 1:
-            raise InputError(f"{path}: {present.count(name)} columns {name!r}, expected one; rename the others")
+        position(path, present, name)
     kind = schema.field(names[2]).type if len(names) == 3 else None
     typed = is_relation(names, text=kind is not None and _holds_text(kind))
     if kind is not None and not typed and not _is_number(kind):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hongtu.compiled import compiled
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.text_layout import Columns, find_columns, starts_as_comments
 from hongtu.preprocess.read.formats.text_lines import (
@@ -29,7 +28,7 @@ from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
 COMMENT = (b"#", b"%", b"//")
 WIDTH = 32  # characters that a number may have
-NEWLINE, SPACE, TAB, RETURN, QUOTE, HASH, PERCENT, UNDERSCORE = 10, 32, 9, 13, 34, 35, 37, 95
+NEWLINE, SPACE, TAB, QUOTE, HASH, PERCENT, UNDERSCORE = map(ord, '\n \t"#%_')
 COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
 
 
@@ -159,13 +158,19 @@ def _numbers(
     text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable[[int], str], what: str
 ) -> np.ndarray:
     """The spans as numbers: int64 ids, or float64 weights."""
-    fields, bad = to_fields(text, start, end, WIDTH)
-    values, kind = fields.view(f"S{WIDTH}").ravel(), np.int64 if what == "id" else np.float64
-    if bad < 0:
-        try:
+    fields, kind = np.zeros((len(start), WIDTH), dtype=np.uint8), np.int64 if what == "id" else np.float64
+    for k in range(min(WIDTH, int((end - start).max(initial=0)))):
+        there = np.flatnonzero(start + k < end)
+        fields[there, k] = text[start[there] + k]
+    values, odd = fields.view(f"S{WIDTH}").ravel(), end - start > WIDTH
+    if (text == UNDERSCORE).any():
+        odd |= (fields == UNDERSCORE).any(axis=1)
+    try:
+        if not odd.any():  # with what Python takes in a number, and no file means by one
             return values.astype(kind)
-        except (ValueError, OverflowError):
-            bad = _first_bad(values, kind)
+        bad = int(odd.argmax())
+    except (ValueError, OverflowError):
+        bad = _first_bad(values, kind)
     shown = bytes(text[start[bad] : min(end[bad], start[bad] + 40)]).decode(errors="replace")
     if what == "weight" and DECIMALS.fullmatch(shown.encode()):
         raise InputError(f"{where(bad)}: weight {shown!r}, expected a number; write a point in place of the comma")
@@ -184,21 +189,19 @@ def _numbers(
 
 
 def _first_bad(values: np.ndarray, kind: type) -> int:
-    """The first of some fields that is no number, found by halves; there is one."""
-    lo, hi = 0, len(values)
-    while hi - lo > 1:
-        middle = (lo + hi) // 2
+    """The first of some fields that is no number; there is one."""
+    for k in range(len(values)):
         try:
-            values[lo:middle].astype(kind)
-            lo = middle
+            values[k : k + 1].astype(kind)
         except (ValueError, OverflowError):
-            hi = middle
-    return lo
+            break
+    return k
 
 
-@compiled(plain=True)
-def split(text, delimiter, wanted, count, comments):
-    """Spans of three columns of every edge line; stops at the first line that is wrong.
+def split(
+    text: np.ndarray, delimiter: int, wanted: np.ndarray, count: int, comments: bool
+) -> tuple[np.ndarray, np.ndarray, int, int, int, int]:
+    """Spans of three columns of every edge line.
 
     Args:
         text: uint8, whole lines, each ending with a newline.
@@ -208,82 +211,45 @@ def split(text, delimiter, wanted, count, comments):
         comments: pass over lines that start with # or %.
 
     Returns:
-        spans int32 [3, 2, L], lines int32 [L] (counted from 0), how many comments there were, and the fault: its line
-        (-1 for none), kind, and the columns of that line.
+        spans int64 [3, 2, L], lines int64 [L] (counted from 0), how many comments there were, and the first fault: its
+        line (-1 for none), kind, and the columns of that line, or the column.
+
+    >>> text = np.frombuffer(b"# note\\n7  8\\n\\n9 10 \\n", np.uint8)
+    >>> spans, lines, *others = split(text, 0, np.array([0, 1, -1]), 2, True)
+    >>> spans[:2].tolist(), lines.tolist(), others
+    ([[[7, 13], [8, 14]], [[10, 15], [11, 17]]], [1, 3], [1, -1, 0, 0])
     """
-    room = 0
-    for at in range(len(text)):
-        room += text[at] == NEWLINE
-    spans = np.zeros((3, 2, room), dtype=np.int32)
-    lines = np.empty(room, dtype=np.int32)
-    edges, line, at, passed = 0, 0, 0, 0
-    while at < len(text):
-        while text[at] == SPACE or text[at] == RETURN or (text[at] == TAB and delimiter != TAB):
-            at += 1
-        comment = comments and (text[at] == HASH or text[at] == PERCENT)
-        if comment or text[at] == NEWLINE:
-            passed += comment
-            while text[at] != NEWLINE:
-                at += 1
-            at += 1
-            line += 1
-            continue
-        column = 0
-        while True:  # one field a round
-            start = at
-            while text[at] != NEWLINE and not _separates(text[at], delimiter):
-                if text[at] == QUOTE:
-                    return spans, lines, passed, line, QUOTED, column
-                at += 1
-            end = at
-            while end > start and (
-                text[end - 1] == SPACE or text[end - 1] == RETURN or (text[end - 1] == TAB and delimiter != TAB)
-            ):
-                end -= 1
-            while start < end and (text[start] == SPACE or (text[start] == TAB and delimiter != TAB)):
-                start += 1
-            for k in range(3):
-                if wanted[k] == column:
-                    if start == end:
-                        return spans, lines, passed, line, EMPTY, column
-                    spans[k, 0, edges] = start
-                    spans[k, 1, edges] = end
-            column += 1
-            if delimiter == 0:
-                while text[at] != NEWLINE and _separates(text[at], delimiter):
-                    at += 1
-                if text[at] == NEWLINE:
-                    break
-            elif text[at] == NEWLINE:
-                break
-            else:
-                at += 1
-        if (count >= 0 and column != count) or column <= max(wanted[0], wanted[1], wanted[2]):
-            return spans, lines, passed, line, COLUMNS, column
-        lines[edges] = line
-        edges += 1
-        at += 1
-        line += 1
-    return spans[:, :, :edges], lines[:edges], passed, -1, 0, 0
-
-
-@compiled(inline="always")
-def _separates(byte, delimiter):
-    if delimiter == 0:
-        return byte in (SPACE, TAB, RETURN)
-    return byte == delimiter
-
-
-@compiled(plain=True)
-def to_fields(text, start, end, width):
-    """uint8 [L, width], each span padded with zeros, and the first that is wider (-1 for none), or holds what Python
-    takes in a number and no file means by one."""
-    fields = np.zeros((len(start), width), dtype=np.uint8)
-    for k in range(len(start)):
-        if end[k] - start[k] > width:
-            return fields, k
-        for at in range(start[k], end[k]):
-            if text[at] == UNDERSCORE or text[at] == 0:
-                return fields, k
-            fields[k, at - start[k]] = text[at]
-    return fields, -1
+    newline, white = text == NEWLINE, (text == SPACE) | ((text == TAB) & (delimiter != TAB))
+    ends, solid = np.flatnonzero(newline), np.flatnonzero(~white) if white.any() else None
+    begins = np.append(0, ends[:-1] + 1)
+    lead = text[begins if solid is None else solid[np.searchsorted(solid, begins)]]  # of each line, but white ones
+    comment = comments & ((lead == HASH) | (lead == PERCENT))
+    lines = np.flatnonzero((lead != NEWLINE) & ~comment)
+    begins, ends = begins[lines], ends[lines]
+    if delimiter:
+        after = np.flatnonzero(newline | (text == delimiter))
+        starts = first = np.append(0, after[:-1] + 1)
+        if solid is not None:
+            starts = np.minimum(solid[np.searchsorted(solid, first)], after)
+            after = np.where(starts < after, solid[np.searchsorted(solid, after) - 1] + 1, starts)
+    else:
+        first, after = np.flatnonzero(np.diff(~(white | newline), prepend=False, append=False)).reshape(-1, 2).T
+        starts = first
+    begin = np.searchsorted(first, begins)
+    found = np.searchsorted(first, ends, side="right") - begin
+    at = np.clip(begin + wanted[:, None], 0, len(first) - 1)
+    spans = np.stack([starts[at], after[at]], axis=1)
+    empty = (spans[:, 0] == spans[:, 1]) & (wanted[:, None] >= 0) & (wanted[:, None] < found)
+    quotes = np.flatnonzero(text == QUOTE)
+    quote = np.searchsorted(quotes, begins)
+    quoted = np.searchsorted(quotes, ends) > quote
+    wrong = (found <= wanted.max()) | ((count >= 0) & (found != count))
+    bad = np.flatnonzero(quoted | empty.any(axis=0) | wrong)
+    if not len(bad):
+        return spans, lines, int(comment.sum()), -1, 0, 0
+    k = int(bad[0])
+    faults = [(int(column), EMPTY) for column in wanted[empty[:, k]]]
+    if quoted[k]:
+        faults.append((int(np.searchsorted(first, quotes[quote[k]], side="right") - 1 - begin[k]), QUOTED))
+    column, kind = min(faults, default=(int(found[k]), COLUMNS))
+    return spans, lines, int(comment.sum()), int(lines[k]), kind, column

@@ -15,6 +15,7 @@ from hongtu.preprocess.read.formats.column_names import (
     find_paired_ends,
     is_relation,
     is_weight,
+    position,
     say_third,
     say_unread,
 )
@@ -109,7 +110,7 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     head, count = _look(path, as_text), 2 if names is None else len(names)
     words = head.words()
     if names is not None and set(names) & set(words):
-        found = [_position(path, words, name) for name in names]
+        found = [position(path, words, name) for name in names]
         third = [row[found[2]] for row in head.rows[1:] if len(row) == len(words)] if count == 3 else []
         typed = is_relation(names, text=bool(third) and not any(map(is_number, third)))
         columns = _columns(head, (found[0], found[1]), found[2] if count == 3 else -1, len(words), header=True)
@@ -202,17 +203,10 @@ def _named_columns(
         weight, width = (2 if names and len(names) == 3 else -1), (-1 if names else 2)
         return _columns(head, (0, 1), weight, width, header=True, said=said)
     weighted = len(names) == 3 if names else "weight" in lower
-    weight = _position(head.path, lower, "weight") if weighted else -1
+    weight = position(head.path, lower, "weight") if weighted else -1
     if names is None:
         said += say_unread(head.path, words, [words[at] for at in (*ends, weight) if at >= 0])
     return _columns(head, ends, weight, len(words), header=True, said=said)
-
-
-def _position(path: Path, found: list[str], name: str) -> int:
-    if found.count(name) != 1:
-        what = f"{found.count(name)} columns {name!r}, expected one" if name in found else f"no column {name!r}"
-        raise InputError(f"{path}: {what}, found {', '.join(found)[:200]}; name others with --columns")
-    return found.index(name)
 
 
 # ---- the first line
