@@ -5,8 +5,8 @@
     python -m experiments.recipes.generated sage --scale 0.1 --epochs 3
 
 Every side is a process of its own: hongtu without a limit, hongtu in a quarter and in ``--share`` of the device memory
-that that takes, and the same model in plain torch (torch_geometric), which may take the memory that there is and says where that does
-not do. In each of hongtu's epochs what is counted must be what was predicted.
+that that takes, and the same model in plain torch (torch_geometric), which may take the memory that there is and says
+where that does not do. In each of hongtu's epochs what is counted must be what was predicted.
 """
 
 from __future__ import annotations
