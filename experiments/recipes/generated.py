@@ -72,7 +72,7 @@ def main() -> int:
     for side, row in found.items():
         print(f"{side}: {', '.join(f'{name} {shown(value)}' for name, value in row.items())}")
     given = {name: getattr(options, name) for name in ("model", "scale", "share", "hidden", "steps", "features")}
-    append(options.out, machine("generated") | given | {"sides": found})
+    append(options.out, machine("recipes.generated") | given | {"sides": found})
     return 0
 
 
