@@ -23,6 +23,7 @@ Given = tuple[Tensor, ...]
 Kept = tuple[int, ...]
 
 ROWS = 7  # that a function is judged on
+FEWER = 5  # that it is given to see what it draws
 ROUNDING = 64  # units in the last place, which rows may differ by where they lie elsewhere
 ABOVE, BELOW, ALIKE, MOVED, UNKNOWN = range(5)
 
@@ -101,6 +102,7 @@ class Mixture:
         rows: the places of the row there.
         size: how far the results are apart, of the largest.
         place: it was the row's place, or how many there are, that made the difference, and not the others' numbers.
+        shared: random numbers are drawn that are not those of one row.
     """
 
     first: Given
@@ -108,6 +110,7 @@ class Mixture:
     rows: tuple[int, int]
     size: float
     place: bool = False
+    shared: bool = False
 
 
 def find_mixture(function: Function) -> Mixture | None:
@@ -160,7 +163,19 @@ def _find_mixture(function: Function, base: _Trial) -> Mixture | None:
             sizes.append(_gradients_apart(whole, trial.gradients(look.kept), look.kept))
         if (size := max(sizes)) > function.near and base.draws_like(trial):
             return Mixture(function.given, given, (look.kept[sizes.index(size) % len(look.kept)],) * 2, size)
-    return None if base.draws else _find_place(function, base)
+    return _find_shared(function) if base.draws else _find_place(function, base)
+
+
+def _find_shared(function: Function) -> Mixture | None:
+    """What shows that as many random numbers are drawn for fewer rows: every chunk draws others, for all its rows."""
+    fewer = tuple(x[: len(x) // ROWS * FEWER] for x in function.given)
+    shapes = []
+    for given in (function.given, fewer):
+        with _Draws() as draws:
+            _Trial(replace(function, leaves=0), given)
+        shapes.append(draws.shapes)
+    same = len(shapes[0]) == len(shapes[1]) and any(x == y for x, y in zip(*shapes, strict=True))
+    return Mixture(function.given, fewer, (0, 0), torch.inf, shared=True) if same else None
 
 
 def _find_place(function: Function, base: _Trial) -> Mixture | None:
@@ -190,6 +205,23 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
                 return found
             counts += sorted(bound + 2 for bound in bounds.found)
     return None
+
+
+class _Draws(Operations):
+    """Finds the shapes of random numbers, in the order that they are drawn in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            drawn = out[-1] if isinstance(out, tuple) else out
+            self.shapes.append(getattr(drawn, "shape", torch.Size()))
+        return out
 
 
 class _Bounds(Operations):

@@ -257,6 +257,22 @@ def test_numbers_that_torch_draws_are_no_mixing(draw: Any) -> None:
     look([hnn.GCNConv(F, F), Drawn(draw), nn.Linear(F, CLASSES)])
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda h: torch.rand(h.shape[1]),
+        lambda h: (torch.rand(1) < 0.5).to(h.dtype),  # of a layer that is left out at times
+        lambda h: nn.functional.dropout(torch.ones(1, F), 0.5),
+        lambda h: torch.rand_like(h) * torch.randn(1, F),
+        lambda h: nn.functional.linear(h, nn.functional.dropout(torch.eye(F), 0.5)),
+    ],
+)
+def test_numbers_that_all_rows_share_are_refused(draw: Any) -> None:
+    """Every chunk would draw others, where the whole graph has the same in all rows."""
+    with pytest.raises(InputError, match="draws random numbers that are not those of one row"):
+        look([hnn.GCNConv(F, F), Drawn(draw), nn.Linear(F, CLASSES)])
+
+
 def test_numbers_that_others_draw_are_named() -> None:
     """Backward computes the rows of a chunk again, by other numbers."""
     noise = Drawn(lambda h: torch.from_numpy(np.random.default_rng().random(h.shape)).to(h.dtype))

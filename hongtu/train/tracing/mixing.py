@@ -213,6 +213,12 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
                 f"{title} gives other numbers when it is called again with the same rows, which backward does; draw "
                 "random numbers from torch's generator, or use hongtu.nn.Dropout, and keep nothing between calls"
             )
+    if mixture.shared:
+        raise InputError(
+            f"{network.current} or a module before it draws random numbers that are not those of one row, as "
+            "torch.rand(x.size(1)) or a dropout of weights does, and every chunk would draw others; draw some for each "
+            "row, as torch.rand_like(x) does"
+        )
     counts = len(mixture.first[-1]), len(mixture.second[-1])
     title = _culprit(first, second, mixture.rows, counts) or f"{network.current} or a module before it"
     if mixture.place:
