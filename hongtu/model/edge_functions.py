@@ -72,7 +72,7 @@ def functions_of_edges_seen() -> Iterator[None]:
             return function(*args, **kwargs)
         proxy = found[0]
         if name in _FACTORIES:
-            kwargs["device"] = proxy.tracer.rows().device
+            kwargs["device"] = proxy.tracer.rows(proxy).device
         if function in replaced:
             args = (kwargs.pop("input"), *args) if "input" in kwargs else args
             return proxy.tracer.create_proxy("call_method", name, args, kwargs)

@@ -74,7 +74,7 @@ class ChangingProxy(fx.Proxy):
         if self.node.op == "get_attr" and name in _OF_OWN:
             if name not in ("dtype", "device"):
                 return getattr(self._own, name)
-            rows = self.tracer.rows()  # type: ignore[attr-defined]  # the model is where they are, and as exact
+            rows = self.tracer.rows(self)  # type: ignore[attr-defined]  # the model is where they are, and as exact
             return getattr(rows, name)
         known = hasattr(torch.Tensor, name) or self.tracer.has(self, name)  # type: ignore[attr-defined]
         if not known or name == "__class__" or name.startswith("__array_"):
@@ -146,8 +146,8 @@ class ChangesTracer(fx.Tracer):
         """Whether a value of the trace may have an attribute that tensors have not, as a matrix of edges."""
         return proxy.node.op != "placeholder" or proxy.node.target not in _ROWS
 
-    def rows(self) -> fx.Proxy:
-        """The first argument."""
+    def rows(self, of: fx.Proxy) -> fx.Proxy:
+        """Those that a value is made of, or are where it is: the first argument."""
         return self.proxy(next(iter(self.graph.nodes)))
 
     def text(self, proxy: fx.Proxy) -> str:

@@ -148,6 +148,14 @@ class _Tracer(Tracer):
         chain = type(m) in (nn.Sequential, nn.ModuleDict)
         return isinstance(m, TypedConv) or (not chain and super().is_leaf_module(m, module_qualified_name))
 
+    def rows(self, of: fx.Proxy) -> fx.Proxy:
+        node = of.node
+        while node.all_input_nodes and not isinstance(node.meta[EXAMPLE], Tensor):
+            node = node.all_input_nodes[0]
+        if not node.all_input_nodes:  # of none: those of the first type
+            node = next(other for other in self.graph.nodes if base_of(other) == "x")
+        return self.proxy(node)
+
     def create_node(self, *given: Any, **more: Any) -> fx.Node:
         node = super().create_node(*given, **more)
         if node.op != "output":

@@ -636,3 +636,30 @@ def test_a_manifest_whose_types_do_not_fit_is_refused(tmp_path):
         file.write_text(json.dumps(told | {"types": wrong}))
         with pytest.raises(InputError, match="types do not fit"):
             hongtu.open_artifact(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        lambda x: torch.zeros(x.size(0), 2, dtype=x.dtype),
+        lambda x: torch.full((x.shape[0], 1), 0.5, dtype=x.dtype),
+        lambda x: torch.ones(x.size(0), 1, dtype=x.dtype, device=x.device),
+    ],
+)
+def test_rows_that_a_forward_makes_for_the_vertices_of_a_type(columns):
+    data = graph()
+
+    class Wider(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.maps = nn.ModuleDict({kind: nn.LazyLinear(H) for kind in WIDTHS})
+            self.conv = pyg.HeteroConv({relation: pyg.SAGEConv((H, H), CLASSES) for relation in RELATIONS})
+
+        def forward(self, x_dict, edge_index_dict):
+            x_dict = {kind: self.maps[kind](torch.cat([x, columns(x)], dim=1)).relu() for kind, x in x_dict.items()}
+            return self.conv(x_dict, edge_index_dict)["paper"]
+
+    model = Wider().double()
+    expected = model({kind: x.double() for kind, x in data.x_dict.items()}, data.edge_index_dict).detach()
+    trainer = hongtu.Trainer(prepare(problem(), 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    torch.testing.assert_close(trainer.predict()[: len(expected)], expected, rtol=1e-9, atol=1e-9)
