@@ -13,6 +13,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.train.tracing import probe
+from tests.exact.harness import run_case
 
 V, E, F = 4000, 60_000, 24
 MODELS: dict[str, Any] = {
@@ -56,3 +57,8 @@ def test_they_are_a_bound(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         trainer = hongtu.Trainer(graph, MODELS[name](), loss="cross_entropy", device_memory="60%")
         record = trainer.train_epoch()
         assert record.peak_bytes["device 0"] <= trainer.plan.peak_bytes["device 0"]
+
+
+def test_few_edges_of_other_relations_are_planned_for() -> None:
+    """Blocks of one relation each do not tell what edges of another take beside them."""
+    assert run_case(940375).wrong == ""

@@ -163,7 +163,8 @@ class _Probe:
 
     def taken(self) -> dict[str, Taken]:
         """What layers take in every pass. Models and losses of known classes are run once in a process for blocks of
-        one size; of a graph with types, what counts is the most of blocks that have edges of one relation."""
+        one size; of a graph with types, what counts is the most of blocks that have edges of one relation, and what the
+        others take however few edges they have."""
         return remembered(_probed, self._key(), self._most_of_kinds)
 
     def _most_of_kinds(self) -> dict[str, Taken]:
@@ -174,8 +175,14 @@ class _Probe:
                 module.p = min(module.p, 2.0**-40)  # as if it drew that all edges are kept
         for parameter in twin.modules.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        found = [self.run(twin, kind) for kind in self.network.kinds]
-        return {name: max((of[name] for of in found), key=lambda x: x.most - x.before) for name in found[0]}
+        kinds = self.network.kinds
+        found = [self.run(twin, kind) for kind in kinds]
+        most = {name: max((of[name] for of in found), key=lambda x: x.most - x.before) for name in found[0]}
+        if self.whole or len(kinds) == 1:
+            return most
+        few = [replace(self, part=1 / max(self.sizes)).run(twin, kind) for kind in kinds]
+        beside = {name: sum(of[name].most for of in few) - min(of[name].most for of in few) for name in most}
+        return {name: x._replace(most=x.most + beside[name]) for name, x in most.items()}
 
     def _key(self) -> Hashable | None:
         """All that the memory of layers depends on there, or None where that is somebody's own."""
