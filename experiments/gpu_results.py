@@ -14,9 +14,8 @@ WARNED = re.compile(r"(?:User|Runtime)Warning: (.*)")
 # an error, and not what torch says behind it
 RAISED = re.compile(r"^Traceback \(most recent call last\):\n(?: .*\n)+(\S.*)", re.MULTILINE)
 COUNTERS = ("Duration", "DRAM Throughput", "Memory Throughput", "L2 Hit Rate", "Achieved Occupancy")  # as `ncu` says
-OVER = re.compile(
-    r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b(?! SUMMARY)"
-)  # how pytest says that a test is; not a tool's sum
+# how pytest says that a test is; a tool's sum of errors is none
+OVER = re.compile(r"\b(?:PASSED|FAILED|ERROR|SKIPPED)\b(?! SUMMARY)")
 TEST = re.compile(rf"tests/\S+::.+?(?= +{OVER.pattern}| +=====| *$)")
 
 

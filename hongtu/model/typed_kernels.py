@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
+from hongtu.kernels.torch_private import has_hooks
 from hongtu.nn.ops import aggregates, attention
+
+_OWN = "torch_geometric.nn.", "torch.nn.modules.container"  # of HGTConv's parts
 
 
 class WithKernels(nn.Module):
@@ -54,6 +57,9 @@ def has_kernels(conv: Any) -> bool:
     hooked = any(vars(conv)[name] for name in vars(conv) if name.endswith(("_forward_hooks", "_forward_pre_hooks"))
                  and name not in ("_forward_hooks", "_forward_pre_hooks") and "edge_update" not in name)  # fmt: skip
     alike = conv.aggr in ("add", "sum", "mean") and conv.decomposed_layers == 1 and not conv.explain
+    if cls.__name__ == "HGTConv":  # whose own forward, and those of its maps, are not called
+        alike &= all(type(part).__module__.startswith(_OWN) and not has_hooks(part) for part in conv.modules())
+        changed |= {"forward"} & vars(conv).keys()
     return alike and not changed and not hooked
 
 

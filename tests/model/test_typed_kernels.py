@@ -98,7 +98,26 @@ def replaced() -> Any:
     return conv
 
 
+def hgt(change: Any) -> Any:
+    conv: Any = pyg.HGTConv(F, F, (["a", "b"], [("a", "to", "b")]), heads=2)
+    assert has_kernels(conv)
+    change(conv)
+    return conv
+
+
+class Scaled(torch.nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def hook(module: torch.nn.Module) -> None:
+    module.register_forward_hook(lambda module, given, out: out)
+
+
 OTHERS = {
+    "a hook of HGT": lambda: hgt(hook),
+    "a hook of its maps": lambda: hgt(lambda conv: hook(conv.kqv_lin.lins["a"])),
+    "another map in it": lambda: hgt(lambda conv: conv.out_lin.lins.update({"b": Scaled(F, F)})),
     "its own message": lambda: Doubled((F, F), F),
     "a hook of messages": hooked,
     "another message": replaced,

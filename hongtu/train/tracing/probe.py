@@ -41,7 +41,6 @@ from hongtu.train.tracing.guards import digest_of, remembered
 Correct = Callable[[str, int], int]
 
 SAMPLE = 1 << 15  # destinations, sources or edges of a block from which what larger ones take follows
-
 CLOSE = 0.02  # of the most, how far a bound may be from what is likely
 
 
