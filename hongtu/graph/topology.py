@@ -61,7 +61,7 @@ class Topology:
         edge_weight: float32 [E] or None.
         edge_features: float32 [E, F] or None, a memory map where the artifact is on disk.
         edge_type: int32 [E] or None.
-        edge_position: int64 [E], or None: pruned chunks keep ``edge_features`` and ``edge_type`` of the whole graph,
+        edge_position: int [E], or None: pruned chunks keep ``edge_features`` and ``edge_type`` of the whole graph,
             and this is the row of each of their edges there.
         active: int32 [A], ascending: the vertices that are destinations at all, or None for every vertex; the others
             have no in-edges here.
@@ -207,8 +207,17 @@ class Topology:
         smaller = replace(smaller, active=active, active_start=np.searchsorted(active, self.chunk_start))
         if self.edge_features is None and self.edge_type is None:
             return smaller
-        rows = np.flatnonzero(kept) if self.edge_position is None else self.edge_position[kept]
-        return replace(smaller, edge_features=self.edge_features, edge_type=self.edge_type, edge_position=rows)
+        return smaller.picking(self, np.flatnonzero(kept) if self.edge_position is None else self.edge_position[kept])
+
+    def picking(self, whole: Topology, position: np.ndarray) -> Topology:
+        """The same chunks with what lies beside the edges of the whole graph.
+
+        Args:
+            position: int [E], where the edges' own are there.
+        """
+        places = next(len(rows) for rows in (whole.edge_type, whole.edge_features) if rows is not None)
+        position = position.astype(np.int32 if places < 2**31 else np.int64, copy=False)
+        return replace(self, edge_features=whole.edge_features, edge_type=whole.edge_type, edge_position=position)
 
     def keeping(self, *, edge_features: bool, edge_type: bool) -> Topology:
         """The same chunks with, of what lies beside their edges, only what somebody reads."""

@@ -23,6 +23,8 @@ from hongtu.nn.layers.normalized import NormalizedSum
 WEIGHTS, FEATURES, TYPES, MATRIX = "edge_weight", "edge_attr", "edge_type", "adj_t"
 _FILES = {WEIGHTS: "edge_weight", FEATURES: "edge_features", TYPES: "edge_type"}
 
+_LOOPS = {TENSOR: "add", OF_SPARSE: "drop"}  # what stored self-loops are beside the added ones, by kind of matrix
+
 
 @dataclass(frozen=True)
 class EdgeInput:
@@ -129,8 +131,12 @@ class _Edges:
             )
         kind = self._numbers(TYPES, layer, title)
         features = self._features(layer, inputs, title)
-        for part in layer.expand():
+        wanted = inputs.get(WEIGHTS)
+        of_list = wanted is not None and wanted.name != MATRIX and wanted.optional != "argument"  # weights beside edges
+        for part in {layer, *layer.expand()}:
             part.ignores_weights = weight is None
+            if isinstance(part, NormalizedSum):
+                part.stored_loops = "replace" if of_list else _LOOPS.get(self._matrix, "replace")
             if FEATURES in inputs or part.edge_data_optional:
                 part.uses_edge_features = features
             if part.edge_data_optional:
@@ -140,7 +146,6 @@ class _Edges:
         """A number for each edge: weights or types."""
         assert layer.edge_inputs is not None
         wanted = layer.edge_inputs.get(argument)
-        of_list = wanted is not None and wanted.name != MATRIX and wanted.optional != "argument"  # weights beside edges
         if self._matrix and layer.weighted and argument == WEIGHTS:
             wanted = EdgeInput(MATRIX)  # of a matrix the values come along, whatever else is passed
         given = None if wanted is None else self._given(wanted)
@@ -159,20 +164,7 @@ class _Edges:
         if numbers.dtype.kind != "f":
             numbers = numbers.astype(np.float32)
         self._note_optional(wanted)
-        adds = isinstance(layer, NormalizedSum) and layer.normalize and layer.add_self_loops
-        if adds and self._matrix in (TENSOR, OF_SPARSE) and not of_list:
-            numbers = self._with_added_loops(numbers, 2 if layer.improved else 1)
         return self._choose(argument, numbers, title)
-
-    def _with_added_loops(self, numbers: np.ndarray, added: int) -> np.ndarray:
-        """Weights of a matrix's edges, whose self-loops are as torch_geometric's ``gcn_norm`` has them: it adds I to a
-        sparse tensor of torch, puts ones in place of the diagonal of a ``SparseTensor``, and adds to other edges where
-        there is none."""
-        topology, numbers = self._stored, numbers.astype(np.float64 if self._dtype is torch.float64 else np.float32)
-        destination = np.repeat(np.arange(topology.num_vertices), np.diff(topology.in_edge_start))
-        loops = topology.global_sources() == destination
-        numbers[loops] = numbers[loops] * (self._matrix == TENSOR) + added
-        return numbers
 
     def _note_optional(self, wanted: EdgeInput) -> None:
         if wanted.optional == "argument":

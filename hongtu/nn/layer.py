@@ -63,7 +63,7 @@ class Layer(torch.nn.Module):
     weighted: bool = False
     uses_statistics: bool = False
     uses_out_degrees: bool = False
-    factors: tuple[bool, bool] | None = None
+    factors: tuple[bool, bool, str] | None = None
     uses_edge_features: bool = False
     uses_edge_type: bool = False
     reads_input: bool = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -122,9 +121,7 @@ class Share(Artifact):
         arrays = self._arrays(made, self._schedule(first, end, more))
         super().__init__(whole.path, {**whole.manifest, **_counts(made)}, arrays)
         if topology.edge_features is not None or topology.edge_type is not None:
-            made = replace(
-                made, edge_features=topology.edge_features, edge_type=topology.edge_type, edge_position=position
-            )
+            made = made.picking(topology, position)
         self._opened = whole._opened
         self._gathered: Callable[[], np.ndarray | None] = lambda: None
         self._own_end = made.partition_start[:-1] + np.diff(starts)

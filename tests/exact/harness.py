@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -198,7 +198,7 @@ class Case:
         epoch, record = self.trainer.epoch, self._train()
         mine = self.trainer.gradients()
         if self.cast:
-            self._compare_cast(record.loss, float(loss), mine, theirs)
+            self._compare_cast(epoch, record.loss, float(loss), mine, theirs)
             return
         training.assert_counted(self.trainer, record)
         if abs(record.loss - float(loss)) > TOLERANCE and self._ill_conditioned(epoch, float(loss)):
@@ -260,12 +260,18 @@ class Case:
     def _ill_conditioned(self, epoch: int, loss: float) -> bool:
         """Whether plain torch's own loss moves as far where parameters move in their last digits: a normalisation of
         columns that hardly differ, say."""
+        with self._moved(LAST_DIGITS):
+            return abs(float(self._reference_loss(epoch)) - loss) > TOLERANCE
+
+    @contextlib.contextmanager
+    def _moved(self, by: float) -> Iterator[None]:
+        """Parameters of plain torch that differ by about as much of each."""
         before = copy.deepcopy(self.modules.state_dict())
-        for parameter in self.modules.parameters():
-            parameter.mul_(1 + LAST_DIGITS * torch.randn_like(parameter))
-        moved = self._reference_loss(epoch)
+        with torch.no_grad():
+            for parameter in self.modules.parameters():
+                parameter.mul_(1 + by * torch.randn_like(parameter))
+        yield
         self.modules.load_state_dict(before)
-        return abs(float(moved) - loss) > TOLERANCE
 
     def _train(self) -> EpochRecord:
         def train() -> EpochRecord:
@@ -290,13 +296,22 @@ class Case:
             self._train()
             raise AssertionError("not finite in plain torch alone")
 
-    def _compare_cast(self, loss: float, expected: float, mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    def _compare_cast(
+        self, epoch: int, loss: float, expected: float, mine: dict[str, Tensor], theirs: dict[str, Tensor]
+    ) -> None:
         if abs(expected) > DIVERGED:  # of which three digits say nothing
             return
         assert abs(loss - expected) <= CAST * max(1, abs(expected)), (loss, expected)
-        off = sum(float((mine[name] - gradient).square().sum()) for name, gradient in theirs.items()) ** 0.5
-        size = sum(float(gradient.square().sum()) for gradient in theirs.values()) ** 0.5
-        assert off <= CAST_GRADIENT * max(size, 1e-3), f"gradients are off by {off}, their norm is {size}"
+        off, size = _apart(mine, theirs), _apart(dict.fromkeys(theirs, torch.zeros(())), theirs)
+        if off <= CAST_GRADIENT * max(size, 1e-3):
+            return
+        theirs = {name: gradient.clone() for name, gradient in theirs.items()}
+        moves = []
+        for _ in range(5):
+            with self._moved(torch.finfo(torch.bfloat16).eps / 2):
+                moves.append(_apart(self.differentiate(epoch)[1], theirs))
+        assert off <= 2 * max(moves), f"gradients are off by {off}, their norm is {size}; they move by {moves}"
+        self.kinds.add("ill-conditioned")
 
     def _reference_loss(self, epoch: int | None = None) -> Tensor:
         return self.model.reference_loss(self.modules, self.problem, self.trainer.epoch if epoch is None else epoch)
@@ -347,6 +362,11 @@ def numbers_of(case: int) -> np.random.Generator:
 def has(drawn: Drawn, word: str) -> bool:
     """Whether its traits, or the name of its model, say so."""
     return any(word in said for said in (drawn.model.name, *drawn.traits))
+
+
+def _apart(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """The norm of the difference of all."""
+    return sum(float((some[name] - other).square().sum()) for name, other in others.items()) ** 0.5
 
 
 def run_case(number: int) -> Ran:

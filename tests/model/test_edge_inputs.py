@@ -267,19 +267,20 @@ def of_matrix_of_data(self, data):
 @pytest.mark.most(10)
 @pytest.mark.pairs
 @pytest.mark.parametrize("forward", [of_matrix, of_matrix_or_weights, of_edges_or_matrix, of_matrix_of_data])
-@pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage", "gin"])
+@pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage", "gin", "without", "after"])
 def test_the_values_of_a_matrix_come_along(forward, parts):
     made = {
         "sum": lambda: {k: pyg.GCNConv(w, o, normalize=False) for k, w, o in (("a", WIDTH, 8), ("b", 8, 4))},
         "graph": lambda: {"a": pyg.GraphConv(WIDTH, 8, aggr="mean"), "b": pyg.GraphConv(8, 4)},
         "sage": lambda: {"a": pyg.SAGEConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
         "gin": lambda: {"a": pyg.GINConv(Linear(WIDTH, 8)), "b": pyg.SAGEConv(8, 4, aggr="sum")},
+        "without": lambda: {"a": pyg.GCNConv(WIDTH, 8, improved=True), "b": pyg.GCNConv(8, 4, add_self_loops=False)},
+        "after": lambda: {"a": pyg.GraphConv(WIDTH, 8), "b": pyg.SGConv(8, 4, K=2)},
     }.get(parts, WEIGHED.get(parts))
     data, weight = graph(), numbers(E)
     unique = torch.unique(data.edge_index[0] * N + data.edge_index[1])  # a matrix of torch adds equal entries up
     edges = torch.stack([unique // N, unique % N])
-    if parts == "sage":  # self-loops count twice in one of its convolutions, once in the other
-        edges = edges[:, edges[0] != edges[1]]
+    assert (edges[0] == edges[1]).any()  # to which some of the convolutions add I, and others do not
     weight = weight[: edges.shape[1]] if forward is not of_matrix else torch.ones(edges.shape[1])
     matrix = to_torch_csr_tensor(edges.flip(0), weight, size=(N, N))
     data = Data(x=data.x, adj_t=matrix, y=data.y, train_mask=data.train_mask)

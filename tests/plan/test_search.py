@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hongtu.errors import BudgetError
 from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, H200
 from hongtu.plan.cost.seconds import computing_seconds, predict_seconds, sketch_seconds
+from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.choice import ONCE, Choice
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.strategy import get_strategy
@@ -349,3 +351,19 @@ def test_a_sketch_counts_the_starts_of_passes_that_python_starts(hardware, linke
     slow = replace(hardware, chunk_seconds=1.0)
     slower = sketch_seconds(sketch, slow, linked=linked) - sketch_seconds(sketch, hardware, linked=linked)
     assert (slower > 0.9 * len(sketch.passes.train)) == counts and (slower == 0) != counts
+
+
+@models
+@machines
+def test_what_was_not_chosen_is_freed_at_once(model, hardware):
+    """By reference counts: arrays of all candidates together are as large as the graph several times."""
+    chunks = topology()
+    budget = 2 * smallest(chunks, model, hardware=hardware)
+    gc.collect()
+    gc.disable()
+    try:
+        plan = search(chunks, budget, model, hardware=hardware)
+        assert plan.peak_bytes
+        assert [x for x in gc.get_objects() if isinstance(x, ExecutionPlan)] == [plan]
+    finally:
+        gc.enable()

@@ -65,7 +65,7 @@ class _Step(NormalizedSum):
         return self.reduce is not None
 
     @property
-    def factors(self) -> tuple[bool, bool] | None:  # type: ignore[override]
+    def factors(self) -> tuple[bool, bool, str] | None:  # type: ignore[override]
         return super().factors if self.reduce is not None else None  # else it takes the self-loops' own weights
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:

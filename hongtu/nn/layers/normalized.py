@@ -32,10 +32,16 @@ class NormalizedSum(Convolution):
         normalize: without it the sum is A z.
         improved: add 2 I instead of I.
         activation, input_dropout: see ``Convolution``.
+
+    Attributes:
+        stored_loops: "replace": the last replaces the added one; of a graph that was given as a matrix
+            torch_geometric's ``gcn_norm`` adds I to what torch's sparse tensors have ("add"), and puts I in place of
+            what a ``SparseTensor`` has ("drop").
     """
 
     reduce: str | None = "sum"
     weighted = True
+    stored_loops = "replace"
 
     def __init__(
         self, add_self_loops: bool = True, normalize: bool = True, improved: bool = False, **common: Unpack[Common]
@@ -45,8 +51,12 @@ class NormalizedSum(Convolution):
         self.uses_statistics = normalize
 
     @property
-    def factors(self) -> tuple[bool, bool] | None:  # type: ignore[override]
-        return (self.add_self_loops, self.improved) if self.built_in else None
+    def factors(self) -> tuple[bool, bool, str] | None:  # type: ignore[override]
+        return self._loops if self.built_in else None
+
+    @property
+    def _loops(self) -> tuple[bool, bool, str]:
+        return self.add_self_loops, self.improved, self.stored_loops
 
     def spread(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """[R, F] -> z, and the s that ``combine`` wants; x itself where edges have what it would be scaled by."""
@@ -70,8 +80,8 @@ class NormalizedSum(Convolution):
         return self._factors_R1()[0]
 
     def loop_R1(self, rows: Rows) -> Tensor:
-        """[R, 1], the weight of the one self-loop of each vertex: its last stored one, or the added one."""
-        return self._remembered(rows, "loop", lambda: _loop_R1(rows.statistics, self.improved))
+        """[R, 1], the weight of the one self-loop of each vertex."""
+        return self._remembered(rows, "loop", lambda: _loop_R1(rows.statistics, *self._loops[1:]))
 
     def _loop_correction_R1(self) -> Tensor:
         """[R, 1], what is missing from the aggregate, which holds every stored self-loop."""
@@ -79,14 +89,14 @@ class NormalizedSum(Convolution):
 
     def _factors_R1(self) -> tuple[Tensor, ...]:
         def compute() -> tuple[Tensor, ...]:
-            found, key = self.rows.factors, (self.add_self_loops, self.improved)
-            return (degree_factors(self.rows.statistics, *key) if found is None else found).split(1, dim=1)
+            found = self.rows.factors
+            return (degree_factors(self.rows.statistics, *self._loops) if found is None else found).split(1, dim=1)
 
         return self._remembered(self.rows, "factors", compute)
 
     def _remembered(self, rows: Rows, what: str, compute: Callable[[], Any]) -> Any:
         """The same for most layers of a model."""
-        key = what, self.add_self_loops, self.improved
+        key = what, self._loops
         if key not in rows.memo:
             rows.memo[key] = compute()
         return rows.memo[key]
@@ -113,15 +123,21 @@ class _Combine(torch.autograd.Function):
         return grad, None if loop_R1 is None else grad * loop_R1, None, None, None
 
 
-def degree_factors(statistics_R3: Tensor, add_self_loops: bool, improved: bool) -> Tensor:
+def degree_factors(
+    statistics_R3: Tensor, add_self_loops: bool, improved: bool, stored_loops: str = "replace"
+) -> Tensor:
     """[R, 2], as ``Rows.factors``."""
     degree_R1, loops_R1 = statistics_R3[:, :1], statistics_R3[:, 1:2]
-    lacks_R1 = _loop_R1(statistics_R3, improved) - loops_R1 if add_self_loops else torch.zeros_like(loops_R1)
+    added_R1 = _loop_R1(statistics_R3, improved, stored_loops) - loops_R1
+    lacks_R1 = added_R1 if add_self_loops else torch.zeros_like(loops_R1)
     return torch.cat([_or((degree_R1 + lacks_R1).pow(-0.5), posinf=0.0), lacks_R1], dim=1)
 
 
-def _loop_R1(statistics_R3: Tensor, improved: bool) -> Tensor:
-    return _or(statistics_R3[:, 2:3], nan=2.0 if improved else 1.0)
+def _loop_R1(statistics_R3: Tensor, improved: bool, stored_loops: str) -> Tensor:
+    added, last_R1 = 2.0 if improved else 1.0, statistics_R3[:, 2:3]
+    if stored_loops == "replace":
+        return _or(last_R1, nan=added)
+    return statistics_R3[:, 1:2] + added if stored_loops == "add" else torch.full_like(last_R1, added)
 
 
 def _or(x: Tensor, nan: float = torch.nan, posinf: float = torch.inf) -> Tensor:

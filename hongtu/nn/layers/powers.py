@@ -83,7 +83,7 @@ class _Hop(NormalizedSum):
         self.k, self._owner, self.uses_out_degrees = k, (owner,), owner.uses_out_degrees
 
     @property
-    def factors(self) -> tuple[bool, bool] | None:  # type: ignore[override]
+    def factors(self) -> tuple[bool, bool, str] | None:  # type: ignore[override]
         return self._owner[0].factors
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -25,7 +25,7 @@ class Crossings:
     passes: PassList
     shape: NetworkShape
     halo: Halo | None
-    row: Callable[[str], int]
+    row: Mapping[str, int]
 
     def fetched(self, p: Pass) -> tuple[Crossing, ...]:
         """The rounds in which ranks fetch of one another what a pass exchanges; backward finds the rows there."""
@@ -65,8 +65,8 @@ class Crossings:
             return None
         found = [0]
         for p in self.passes.every:
-            found += [crossing.both * self.row(str(p.exchange)) for crossing in self.fetched(p)]
-            found += [crossing.both * self.row(str(p.flush)) for crossing in self.sent_back(p)]
+            found += [crossing.both * self.row[str(p.exchange)] for crossing in self.fetched(p)]
+            found += [crossing.both * self.row[str(p.flush)] for crossing in self.sent_back(p)]
         return max(found)
 
     @property

@@ -173,7 +173,8 @@ class PlannedMemory(HostPlacement):
     @cached_property
     def crossings(self) -> Crossings:
         """What ranks send each other."""
-        return Crossings(self.passes, self.shape, self.choice.halo, self.host_row)
+        rows = {name: self.host_row(name) for name in self.passes.width}
+        return Crossings(self.passes, self.shape, self.choice.halo, rows)
 
     @property
     def _pageable(self) -> int:

@@ -81,7 +81,7 @@ class LayerShape:
     states: tuple[int, ...] = ()
     gives: tuple[EdgeShape, ...] = ()
     norm: bool = False
-    factors: tuple[bool, bool] | None = None
+    factors: tuple[bool, bool, str] | None = None
     ignores_weights: bool = False
     uses_out_degrees: bool = False
 
@@ -271,7 +271,7 @@ class NetworkShape:
         return sum(not layer.norm for layer in self.layers[k + 1 :])
 
     @property
-    def factors(self) -> tuple[bool, bool] | None:
+    def factors(self) -> tuple[bool, bool, str] | None:
         """What all layers that use degree statistics make of them, where it is the same."""
         found = {None if layer.ignores_weights else layer.factors for layer in self.layers if layer.uses_statistics}
         return found.pop() if len(found) == 1 else None
