@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -150,17 +149,16 @@ def describe_counts(
         plan: plans the model on an artifact, with ``hardware``, ``device_memory`` and ``host_memory``.
     """
     from hongtu.plan.cost.seconds import predict_seconds
-    from hongtu.plan.search.host import PROCESS
+    from hongtu.plan.search.host import PROCESS, HostLimit, HostTooSmall
     from hongtu.preprocess.generate import KINDS
 
     given = hardware.memory_for(partitions) if config.device_memory is None else config.device_memory
     share = given if isinstance(given, str) and given.endswith("%") else None  # of what no limit would take
     budget = None if share is not None or given is None else parse_bytes(str(given))
     host = None if config.host_memory is None else parse_bytes(config.host_memory)
-    kinds: dict[str, Any] = {}
-    for kind, hubs in itertools.product(KINDS, (True, False)):
-        if kind in kinds:
-            continue
+
+    def described(kind: str, *, hubs: bool) -> dict[str, Any] | None:
+        """What is printed of one kind of graph; None where its hubs do not fit."""
         with tempfile.TemporaryDirectory() as folder:
             artifact = small_graph(kind, counts, partitions, Path(folder), hubs=hubs)
             times = counts.vertices / artifact.num_vertices
@@ -170,33 +168,47 @@ def describe_counts(
             room = None if budget is None else model + max(0, int((budget - model) / times))
             most = 2 * max(found.device_bytes.values())  # with what layers take
             fits = share is None and (room is None or most <= room)
+
+            def larger(name: str, nbytes: int, tables: int) -> int:
+                """What a memory of the graph itself holds; some of it is the same in both."""
+                same = model if name.startswith("device") else tables * (name == "pageable host")
+                return round(same + (nbytes - same) * times)
+
+            limit = None
+            if host is not None:
+                same, on_host = PROCESS + model * partitions, not hardware.staged
+                held = same + max(0, int((host - same) / times))
+                limit = HostLimit(memory=held, spills=config.spill is not None, has_devices=on_host, tables=False)
             try:
                 if not fits or host is not None:
-                    held = None if host is None else PROCESS + max(0, int((host - PROCESS) / times))
-                    found = plan(artifact, hardware=machine, device_memory=share or room, host_memory=held)
+                    found = plan(artifact, hardware=machine, device_memory=share or room, host_memory=limit)
             except BudgetError as error:
                 if hubs:
-                    continue
+                    return None
                 least = round(model + (error.smallest - model) * times)
                 raise BudgetError(
                     f"device_memory is {config.device_memory}: a graph of these counts that is like {kind} takes about "
                     f"{in_bytes(least)}; give more, or more --partitions", least,
                 ) from None  # fmt: skip
-            peaks = {
-                name: round(model + (nbytes - model) * times if name.startswith("device") else nbytes * times)
-                for name, nbytes in found.peak_bytes.items()
-            }
-            kinds[kind] = {
+            except HostTooSmall as error:
+                takes = {name: larger(name, nbytes, error.tables) for name, nbytes in error.held.items()}
+                remedy = f"{error.remedy}; about, of a graph of these counts that is like {kind}"
+                raise HostTooSmall(host or 0, takes, error.tables, remedy) from None
+            return {
                 "vertices": artifact.num_vertices,
                 "chunks": artifact.topology.chunks,
                 "replication_factor": artifact.manifest["alpha"],
                 "hubs": hubs,
                 "rows": {link: round(rows * times) for link, rows in found.rows.items()},
                 "bytes": {link: round(nbytes * times) for link, nbytes in found.bytes.items()},
-                "peak_bytes": peaks,
+                "peak_bytes": {
+                    name: larger(name, nbytes, found.disk.tables) for name, nbytes in found.peak_bytes.items()
+                },
                 "setup_bytes": {link: round(nbytes * times) for link, nbytes in found.setup_traffic.bytes.items()},
                 "seconds_per_epoch": predict_seconds(found, machine).total * times,
             }
+
+    kinds = {kind: described(kind, hubs=True) or described(kind, hubs=False) for kind in KINDS}
     return {
         "graph": config.artifact, **vars(counts), "partitions": partitions, "hardware": hardware.name,
         "device_memory": share or budget, "host_memory": host, "strategy": config.strategy, "kinds": kinds,

@@ -121,6 +121,18 @@ class Disk:
 
     # ------------------------------------------------------------------------------------------------------ the rows
 
+    def whole(self, name: str, where: str, begin: int, columns: int, kept: Kept) -> Tensor:
+        """[V, columns], the rows that a pass has given of a tensor, where they lie in memory ``where`` from a byte on;
+        those that are on the host come beside them."""
+        dtype, count = self._host.dtype, self._host.num_vertices
+        mapped = self._stores[where].mapped(begin, count * columns * dtype.itemsize)
+        rows = torch.from_numpy(mapped).view(dtype).view(count, columns)
+        if name in self._host.names():
+            parts = self._host[name].split((kept.end - kept.start).tolist())
+            for first, part in zip(kept.start.tolist(), parts, strict=True):
+                rows[first : first + len(part)] = part
+        return rows
+
     def _kind(self, there: Ref) -> torch.dtype:
         """What the memory has the rows of a tensor in."""
         return self._host.torch_dtype(there.dtype)

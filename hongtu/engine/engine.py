@@ -155,12 +155,22 @@ class Engine:
         """[V, C] in new order: the output without dropout; gone afterwards."""
         self.set_up()
         self._take_rows()
+        passes = self.program.evaluate or self.program.train  # the latter where nothing is trained
         with self._evaluating():
-            self._executor.run(self.program.evaluate or self.program.train)  # the latter where nothing is trained
+            self._executor.run(passes)
         try:
-            yield self.host[OUTPUT]
+            yield self._output(passes[-1].name)
         finally:
-            self.host.free(OUTPUT)
+            if OUTPUT in self.host.names():
+                self.host.free(OUTPUT)
+
+    def _output(self, name: str) -> Tensor:
+        plan = self.plan
+        if OUTPUT not in plan.kept:
+            return self.host[OUTPUT]
+        assert self._disk is not None
+        begin, columns = plan.disk.own[name, OUTPUT], plan.shape.output
+        return self._disk.whole(OUTPUT, plan.below(OUTPUT), begin, columns, plan.kept[OUTPUT])
 
     def measure(self, name: str) -> dict[str, int]:
         """Run the passes around one; per pass, the most bytes that layers took on a device.

@@ -44,6 +44,9 @@ class Store(Protocol):
     def read_within(self, begin: int, nbytes: int, room: np.ndarray) -> int:
         """Fill so many bytes of memory; returns where in it they begin."""
 
+    def mapped(self, begin: int, nbytes: int) -> np.ndarray:
+        """Bytes where they lie (uint8 [n])."""
+
     def close(self) -> None:
         """Free its space."""
 
@@ -146,6 +149,10 @@ class DiskStore(File):
     def read_within(self, begin: int, nbytes: int, room: np.ndarray) -> int:
         self._settle(begin, nbytes)
         return super().read_within(begin, nbytes, room)
+
+    def mapped(self, begin: int, nbytes: int) -> np.ndarray:
+        self._settle(begin, nbytes)
+        return np.memmap(self._file, np.uint8, "r+", begin, (nbytes,))
 
     def close(self) -> None:
         self._blocks.close()

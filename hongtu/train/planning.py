@@ -22,6 +22,7 @@ from hongtu.model.wiring import Entry, as_modules
 from hongtu.nn.context import RowContext
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.search.host import HostLimit
 from hongtu.ranks.fabric import load_fabric, over
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
@@ -51,7 +52,7 @@ def plan_model(
     strategy: str | Strategy = "full",
     dtype: torch.dtype = torch.float32,
     hardware: Hardware | str = CPU,
-    host_memory: int | str | None = None,
+    host_memory: int | str | HostLimit | None = None,
     spill: bool = False,
     host_dtype: torch.dtype | str | None = None,
     gradient_dtype: torch.dtype | str | None = None,
@@ -124,7 +125,7 @@ def _specs(
     hardware: Hardware,
     device_memory: int | str | None,
     *,
-    host_memory: int | str | None = None,
+    host_memory: int | str | HostLimit | None = None,
     spill: bool = False,
     host_dtype: torch.dtype | str | None = None,
     gradient_dtype: torch.dtype | str | None = None,

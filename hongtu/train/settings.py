@@ -160,7 +160,7 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def host_limit(
-    host_memory: int | str | None,
+    host_memory: int | str | HostLimit | None,
     *,
     spills: bool,
     has_devices: bool,
@@ -175,6 +175,8 @@ def host_limit(
         if spills:
             raise InputError("spill: nothing says what fits; give host_memory (--host-memory), too, or leave it out")
         return None
+    if isinstance(host_memory, HostLimit):
+        return host_memory
     memory = parse_bytes(host_memory)
     if has_devices and device_memory is None:
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ import hongtu
 from hongtu.cli import plan_counts
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
+from hongtu.plan.search.host import PROCESS
 from hongtu.preprocess.entry import preprocess_directory
 from hongtu.preprocess.generate import KINDS, generate
 
@@ -58,6 +60,19 @@ def test_what_a_host_has_beside_the_process_is_as_much_smaller(capsys, monkeypat
     limits = ["--device-memory", "1MiB", "--host-memory", "530MiB", "--spill", tmp_path]
     for found in planned(capsys, *COUNTS, *MODEL, *limits)["kinds"].values():
         assert sum(found["peak_bytes"].values()) <= 18 << 20 and not found["bytes"]["disk"]
+
+
+def test_a_host_that_is_too_small_for_the_graph_itself(graphs, capsys, monkeypatch, tmp_path):
+    """Tables of chunks, of which a smaller graph has as many, do not grow with it; what a run needs does."""
+    monkeypatch.setattr(plan_counts, "EDGES", EDGES * 2 // 5)
+    limits = [*MODEL, "--device-memory", "1MiB", "--host-memory", PROCESS + (1 << 20), "--spill", tmp_path]
+    needs = []
+    for given in (COUNTS, [graphs["citation"]]):
+        assert main(["plan", *map(str, given), *map(str, limits)]) == 2
+        err = capsys.readouterr().err
+        assert f"host_memory is {PROCESS + (1 << 20)}" in err
+        needs.append(int(re.search(r"the run needs (\d+)", err)[1]) - PROCESS)
+    assert needs[0] == pytest.approx(needs[1], rel=0.3)
 
 
 @pytest.mark.parametrize("options, expected", [

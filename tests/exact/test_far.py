@@ -39,6 +39,9 @@ class Far:
         self.read(begin, room[:nbytes])
         return 0
 
+    def mapped(self, begin, nbytes):
+        return self.data[begin : begin + nbytes]
+
     def close(self):
         self.data = self.data[:0]
 

@@ -21,8 +21,9 @@ from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor
 from hongtu.errors import BudgetError, InputError
 from hongtu.host import is_mapped
-from hongtu.metrics import BELOW
+from hongtu.metrics import BELOW, Traffic
 from hongtu.plan.cost.seconds import Seconds
+from hongtu.plan.passes.definition import OUTPUT
 from hongtu.plan.program import moves
 from hongtu.plan.program.on_disk import Summed
 from hongtu.plan.search import host
@@ -75,7 +76,19 @@ def check_same(free, spilling, epochs=3):
         assert record.bytes["read"] <= expected.bytes["read"], "rows from the disk are used where they lie"
     assert spilling.evaluate() == free.evaluate()
     assert torch.equal(spilling.predict(), free.predict())
+    evaluation = (spilling.plan.pass_traffic(p) for p in spilling.plan.passes.evaluate)
+    assert spilling.inferred.bytes == sum(evaluation, Traffic()).bytes
     return record
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_output_need_not_be_on_the_host(kept, tmp_path):
+    """It has as many columns as there are classes, and is what takes most of a large graph's host."""
+    free, spilling = pair(SIX[0], (2, 3), tmp_path, fit=lambda plan, limit: host.with_spilled(plan, {OUTPUT: kept}))
+    record = check_same(free, spilling, epochs=1)
+    assert record.bytes["disk"] == 0, "an epoch has none"
+    assert (OUTPUT in {x.name for p in spilling.plan.program.evaluate for x in p.before}) == (kept > 0)
+    assert np.array_equal(spilling.predict(out=tmp_path / "rows.npy"), free.predict())
 
 
 @pytest.mark.most(4)

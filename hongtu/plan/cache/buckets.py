@@ -57,7 +57,12 @@ class Buckets:
     @property
     def nbytes(self) -> int:
         """What the arrays take."""
-        return 4 * len(self) + 24 * self.every.size
+        return 4 * len(self) + self.tables
+
+    @property
+    def tables(self) -> int:
+        """Bytes of those that have an entry for each batch and chunk, however large these are."""
+        return 24 * self.every.size
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:

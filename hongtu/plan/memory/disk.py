@@ -19,7 +19,7 @@ from hongtu.plan.cache.buckets import Buckets, Side, make_buckets
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.host import HostPlacement
-from hongtu.plan.passes.definition import FEATURES, Pass
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass
 
 Key = tuple[str, str]  # of a pass and a tensor
 EVEN = 16  # rows, of which a set of staging memory has a multiple: every set is aligned like memory of its own
@@ -62,6 +62,11 @@ class DiskLayout:
         """Of all regions, each once."""
         every = (one for region in (*self.flushed.values(), *self.loaded.values()) for one in region.buckets)
         return list({id(one): one for one in every}.values())
+
+    @property
+    def tables(self) -> int:
+        """Bytes of their tables of batches and chunks, which are the host's."""
+        return sum(one.tables for one in self.buckets)
 
     @property
     def ends(self) -> int:
@@ -107,7 +112,7 @@ def _add(plan: HostPlacement, layout: DiskLayout, name: str, passes: Sequence[Pa
         if writes:
             givers.append(p)
     for p in givers:
-        if name in p.written and p.name in wanted:
+        if name in p.written and (p.name in wanted or name == OUTPUT):  # whoever infers reads that
             layout.own[p.name, name] = at = aligned(at)
             at += int(plan.kept[name].at(plan.topology.num_vertices)) * plan.disk_row(name)
         if p.flush == name and _moves(plan, p):

@@ -11,7 +11,7 @@ from hongtu.config import in_bytes, size
 from hongtu.errors import InputError
 from hongtu.host import is_mapped
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.definition import FEATURES
+from hongtu.plan.passes.definition import FEATURES, OUTPUT
 
 PROCESS = 512 << 20  # bytes of the host beside a plan: Python, libraries, compiled code, pages of files on their way
 ON_THEIR_WAY = 64 << 20  # of these
@@ -25,11 +25,13 @@ class HostLimit:
         memory: bytes, those of PROCESS among them.
         spills: rows may lie on a disk.
         has_devices: the devices' memory is the host's own.
+        tables: those of chunks count, however small these are.
     """
 
     memory: int
     spills: bool
     has_devices: bool
+    tables: bool = True
 
     @property
     def left(self) -> int:
@@ -37,31 +39,57 @@ class HostLimit:
         return self.memory - PROCESS
 
 
+class HostTooSmall(InputError):
+    """The host has less memory than a run needs.
+
+    Args:
+        memory: bytes that it has.
+        held: bytes that a plan takes of "pinned host", "pageable host" and, where it is the host's, each device.
+        tables: of these, those of the tables of chunks.
+    """
+
+    def __init__(self, memory: int, held: Mapping[str, int], tables: int, remedy: str) -> None:
+        self.held, self.tables, self.remedy = held, tables, remedy
+        pinned, pageable, *devices = held.values()
+        smallest = PROCESS + sum(held.values())
+        on_devices = f", {sum(devices)} on devices, whose memory is the host's" if devices else ""
+        super().__init__(
+            f"host_memory is {in_bytes(memory)}, the run needs {smallest} ({size(smallest, up=True)}): "
+            f"{pinned} of vertex rows and staging memory, {pageable} of the graph's structure, "
+            f"plan arrays and labels{on_devices}, {PROCESS} of Python, its libraries and pages of files on their way; "
+            f"{remedy}"
+        )
+
+
 def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     """The plan, with as much on the disk as has to be: first what moves there least for its bytes.
 
     Raises:
-        InputError: when it does not fit; says what takes how much, and the smallest that works.
+        HostTooSmall: says what takes how much, and the smallest that works.
     """
 
     def need(plan: ExecutionPlan) -> int:
-        return needed(plan, has_devices=limit.has_devices)
+        return needed(plan, has_devices=limit.has_devices) - (0 if limit.tables else plan.disk.tables)
+
+    def refusal(plan: ExecutionPlan, remedy: str) -> HostTooSmall:
+        held = plan.held_together if limit.has_devices else plan.host_bytes
+        return HostTooSmall(limit.memory, held, plan.disk.tables, remedy)
 
     plan = without_scripts(plan, limit.left, has_devices=limit.has_devices)
     if need(plan) <= limit.left:
         return plan
     if not limit.spills:
-        raise _refusal(plan, limit, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
+        raise refusal(plan, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
     costs = {name: with_spilled(plan, {name: 0}).bytes["disk"] / plan.passes.width[name] for name in candidates(plan)}
     by_cost = sorted(costs, key=lambda name: (costs[name], name))
     counts = range(len(by_cost) + 1)
     tried = [with_spilled(plan, dict.fromkeys(by_cost[:k], 0), ahead=ahead) for k in counts for ahead in (True, False)]
     found = next((one for one in tried if need(one) <= limit.left), None)
     if found is None:
-        raise _refusal(min(tried, key=need), limit, "give more, or smaller chunks: a smaller device_memory")
-    chunks = range(plan.topology.chunks + 1)
+        raise refusal(min(tried, key=need), "give more, or smaller chunks: a smaller device_memory")
     for name in reversed(by_cost):  # what was not enough before may not be wanted beside what came later
         if name in found.choice.spilled:
+            chunks = range(0, plan.topology.chunks + 1, plan.topology.chunks if name == OUTPUT else 1)
             kept = [_keeping(plan, found, name, count) for count in chunks]  # lazily planned
             most = bisect_right(kept, limit.left, lo=1, hi=len(kept) - 1, key=need)
             last = kept[-1]
@@ -104,7 +132,7 @@ def candidates(plan: ExecutionPlan) -> list[str]:
     """The tensors whose rows may lie on a disk: all on the host that it does not itself work on, that no device loads
     for itself from others' partitions, and that do not cross to other ranks."""
     created = {name for p in plan.passes.every for name in p.creates}
-    found = created - plan.passes.on_host - {FEATURES}
+    found = created - plan.passes.on_host - {FEATURES} | ({OUTPUT} if not plan.shape.edge_loss else set())
     if plan.choice.fields or plan.choice.halo is not None:  # passes have edges of their own
         found -= plan.passes.of_edges.keys()
     if plan.shape.sparse_input is None and not plan.shape.learned_input:
@@ -133,14 +161,3 @@ def _with(plan: ExecutionPlan, **choices: Any) -> ExecutionPlan:
     lasting = {name: value for name, value in vars(plan).items() if name not in (*vars(found), *OF_CHOICE)}
     vars(found).update(lasting)
     return found
-
-
-def _refusal(plan: ExecutionPlan, limit: HostLimit, remedy: str) -> InputError:
-    held = plan.held_together if limit.has_devices else plan.host_bytes
-    smallest, on_devices = PROCESS + sum(held.values()), sum(held[name] for name in held if name in plan.device_bytes)
-    devices = f", {on_devices} on devices, whose memory is the host's" if limit.has_devices else ""
-    return InputError(
-        f"host_memory is {in_bytes(limit.memory)}, the run needs {smallest} ({size(smallest, up=True)}): "
-        f"{held['pinned host']} of vertex rows and staging memory, {held['pageable host']} of the graph's structure, "
-        f"plan arrays and labels{devices}, {PROCESS} of Python, its libraries and pages of files on their way; {remedy}"
-    )
