@@ -99,13 +99,18 @@ def test_layers_and_their_gradients_go_through_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "cpu", "used"),
-    [("AVX512", "AuthenticAMD", True), ("AVX2", "AuthenticAMD", False), ("AVX512", "GenuineIntel", False)],
+    ("capability", "cpu", "family", "used"),
+    [
+        ("AVX512", "AuthenticAMD", 26, True),
+        ("AVX512", "AuthenticAMD", 25, False),  # Zen 4, whose units are of 256 bits
+        ("AVX2", "AuthenticAMD", 26, False),
+        ("AVX512", "GenuineIntel", 26, False),
+    ],
 )
-def test_they_are_used_where_mkl_does_not_use_the_processor(capability, cpu, used, monkeypatch) -> None:
+def test_they_are_used_where_mkl_does_not_use_the_processor(capability, cpu, family, used, monkeypatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(dense, "_cpuinfo", lambda: f"vendor_id: {cpu}")
+    monkeypatch.setattr(dense, "_cpuinfo", lambda: f"vendor_id\t: {cpu}\ncpu family\t: {family}\n")
     assert bool(dense.substitutes.__wrapped__()) == used
 
 
@@ -114,7 +119,7 @@ def test_without_onednns_operation_torchs_are_used(monkeypatch) -> None:
         raise AttributeError("no such operation")
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(dense, "_cpuinfo", lambda: "AuthenticAMD")
+    monkeypatch.setattr(dense, "_cpuinfo", lambda: "vendor_id\t: AuthenticAMD\ncpu family\t: 26\n")
     monkeypatch.setattr(dense, "onednn_linear", gone)
     assert dense.substitutes.__wrapped__() == {}
 
