@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-STEP = 1 << 10  # edges whose features are at hand at a time: fresh memory for all of them takes longer than their sums
+STEP = 1 << 18  # features of edges at hand at a time: fresh memory for all of them takes longer than their sums
 
 
 def _destinations(indptr):
@@ -130,10 +130,11 @@ def csc_softmax_sum_transpose(
 
 def _extrema(indptr, reduce, x_EF, out_DF, none):
     """out[d] = the largest or smallest of the rows of d's in-edges, ``none`` without any."""
-    out_DF[:] = none
-    some = np.diff(indptr) > 0
-    if some.any():
-        out_DF[some] = reduce.reduceat(x_EF, indptr[:-1][some])
+    degree, columns = np.diff(indptr), out_DF.shape[1]
+    out_DF[:] = -np.inf if reduce is np.maximum else np.inf
+    place_DF = np.arange(out_DF.size).reshape(-1, columns)
+    reduce.at(out_DF.reshape(-1), np.repeat(place_DF, degree, 0).ravel(), x_EF.ravel())
+    out_DF[degree == 0] = none
 
 
 def segment_sum(indptr, x_EF, out_DF):
@@ -194,20 +195,30 @@ def attend_transpose(indptr, local_source, alpha_EH, grad_DF, out_CF):
     out_CF[:, : grad_DF.shape[1]] += _sums_by_head("csc", len(out_CF), alpha_EH, local_source, indptr, grad_DF)
 
 
+def _dots(x_RF, y_RF, out_RH):
+    """out[r, h] = <x[r, h], y[r, h]>; x may have further columns."""
+    heads, width = out_RH.shape[1], y_RF.shape[1]
+    x_RHK, y_RHK = (rows[:, :width].reshape(-1, heads, width // heads) for rows in (x_RF, y_RF))
+    np.einsum("rhk,rhk->rh", x_RHK, y_RHK, out=out_RH)
+
+
 def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
     """out[e, h] = <rows[source of e, h], grad[destination of e, h]>."""
-    (num_edges, heads), width = out_EH.shape, grad_DF.shape[1]
-    destination, rows_CF = _destinations(indptr), np.ascontiguousarray(rows_CF[:, :width])
-    for part in (slice(first, first + STEP) for first in range(0, num_edges, STEP)):
-        product_PF = rows_CF.take(local_source[part], 0) * grad_DF.take(destination[part], 0)
-        out_EH[part] = product_PF.reshape(-1, heads, width // heads).sum(2)
+    destination, step = _destinations(indptr), max(1, STEP // max(1, grad_DF.shape[1]))
+    for part in (slice(first, first + step) for first in range(0, len(out_EH), step)):
+        _dots(rows_CF.take(local_source[part], 0), grad_DF.take(destination[part], 0), out_EH[part])
+
+
+def _slopes(x, slope):
+    """What a leaky ReLU multiplies each number with: looked up, for a choice takes longer where signs are mixed."""
+    return np.array([slope, 1], x.dtype).take((x > 0).view(np.int8))
 
 
 def gat_logits(indptr, local_source, query_DH, key_SH, own_DX, slope, own_logits_DH, logits_EH):
     """leaky_relu(source's + destination's logit) of every edge, and of every loop."""
     both_EH = key_SH.take(local_source, 0) + query_DH.take(_destinations(indptr), 0)
     both_DH = own_DX[:, own_DX.shape[1] - query_DH.shape[1] :] + query_DH[: len(own_DX)]
-    logits_EH[:], own_logits_DH[:] = (np.where(x > 0, x, slope * x) for x in (both_EH, both_DH))
+    logits_EH[:], own_logits_DH[:] = (x * _slopes(x, slope) for x in (both_EH, both_DH))
 
 
 def gat_add_own(own_alpha_DH, own_DX, out_DF):
@@ -218,14 +229,15 @@ def gat_add_own(own_alpha_DH, own_DX, out_DF):
 
 def gat_own_gradients(own_alpha_DH, query_DH, own_DX, slope, out_DF, grad_DF, inner_DH, grad_query_DH, grad_own_DX):
     """<out, grad> per head; of every loop the gradients of its row and of its destination's logit."""
-    (num_dst, heads), width = query_DH.shape, grad_DF.shape[1]
-    inner_DH[:] = (out_DF * grad_DF).reshape(num_dst, heads, width // heads).sum(2)
+    width = grad_DF.shape[1]
+    _dots(out_DF, grad_DF, inner_DH)
     grad_query_DH[:] = 0
     if len(own_DX):
-        dot_DH = (own_DX[:, :width] * grad_DF).reshape(num_dst, heads, width // heads).sum(2)
-        slopes = np.where(own_DX[:, width:] + query_DH > 0, 1, slope)
+        dot_DH = np.empty_like(inner_DH)
+        _dots(own_DX, grad_DF, dot_DH)
+        slopes = _slopes(own_DX[:, width:] + query_DH, slope)
         grad_query_DH[:] = own_alpha_DH * (dot_DH - inner_DH) * slopes
-        grad_own_DX[:, :width] = np.repeat(own_alpha_DH, width // heads, 1) * grad_DF
+        grad_own_DX[:, :width] = np.repeat(own_alpha_DH, width // query_DH.shape[1], 1) * grad_DF
         grad_own_DX[:, width:] = grad_query_DH
 
 
@@ -236,14 +248,14 @@ def gat_transpose(indptr, local_source, inner_DH, query_DH, grad_DF, slope, rows
     grad_EH = np.empty_like(alpha_EH)
     attend_alpha_gradient(indptr, local_source, rows_SX, grad_DF, grad_EH)
     logits_EH = rows_SX[:, width:].take(local_source, 0) + query_DH.take(destination, 0)
-    alpha_EH *= (grad_EH - inner_DH.take(destination, 0)) * np.where(logits_EH > 0, 1, slope)
+    alpha_EH *= (grad_EH - inner_DH.take(destination, 0)) * _slopes(logits_EH, slope)
     scatter_add_edges(local_source, alpha_EH, grad_SX[:, width:])
 
 
 def _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope):
     """Of every edge: its source's row plus its destination's query [E, F], and the leaky ReLU's slope there."""
     x_EF = rows_SF[local_source] + query_DF[_destinations(indptr)]
-    return x_EF, np.where(x_EF > 0, 1, slope)
+    return x_EF, _slopes(x_EF, slope)
 
 
 def additive_logits(indptr, local_source, rows_SF, query_DF, att_F, slope, out_EH):
