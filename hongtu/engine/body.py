@@ -195,6 +195,7 @@ class Body:
             active=here.get("active"),
             edge_features=here.get("edge_features"),
             edge_type=here.get("edge_type"),
+            memo=self.chunk.of_edges,
         )
 
     # -------------------------------------------------------------------------------------------------------- stages
