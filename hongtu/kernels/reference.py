@@ -18,7 +18,7 @@ def _destinations(indptr):
 
 
 def _slots(local_source, slot_of_source):
-    return slot_of_source[local_source] if len(slot_of_source) else local_source
+    return slot_of_source.take(local_source) if len(slot_of_source) else local_source
 
 
 def _coefficients(indptr, num_edges, weight, mean, dtype):
@@ -317,7 +317,7 @@ def gather_rows(src, index, out):
 
 def scatter_add_rows(dst, index_unique, src):
     """dst[index[k]] += src[k], indices unique."""
-    dst[index_unique] += src
+    dst[index_unique] = dst.take(index_unique, 0) + src
 
 
 def scatter_add_edges(local_source, src_EF, out_SF):
