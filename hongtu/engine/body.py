@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hongtu.device.base import Stores
 from hongtu.engine.chunk import Chunk
-from hongtu.engine.saved import Entry, Graph, Saved, Settled, edges_of, move_saved, saving
+from hongtu.engine.saved import Graph, Saved, Settled, edges_of, entered, move_saved, saving
 from hongtu.kernels.dispatch import (
     HUB,
     has_no_hub,
@@ -108,8 +108,8 @@ class Body:
 
     def enter(self, *arrays: Tensor) -> Iterable[Tensor]:
         """Gradients will be wanted of these."""
-        self.graph.entries = [Entry() for _ in arrays]
-        return [entry.of(rows) for entry, rows in zip(self.graph.entries, arrays, strict=True)]
+        self.graph.entries, outs = entered(arrays)
+        return outs
 
     # ---------------------------------------------------------------------------------------------------- aggregates
 
@@ -195,6 +195,7 @@ class Body:
             active=here.get("active"),
             edge_features=here.get("edge_features"),
             edge_type=here.get("edge_type"),
+            memo=self.chunk.of_edges,
         )
 
     # -------------------------------------------------------------------------------------------------------- stages
@@ -312,12 +313,13 @@ class Body:
 
     def transpose_aggregate(self, grad_DA: Tensor, at: Ref, *, layer: int, z: int, s: tuple[int, ...]) -> None:
         """The same as ``transpose_sum`` for a layer's own linear aggregate; z and s have so many columns."""
-        entry, sources = Entry(), len(self.registers["slot_of_source"])
+        sources = len(self.registers["slot_of_source"])
         rows, *others = (
             new_rows(grad_DA, count, columns, zero=True)
             for count, columns in ((sources, z), *((self.num_dst, columns) for columns in s))
         )
-        a = self.network.aggregate(layer, self._block, entry.of(rows), tuple(others))
+        (entry,), (z_SF,) = entered([rows])
+        a = self.network.aggregate(layer, self._block, z_SF, tuple(others))
         Graph(outs=edges_of(a)).backward([grad_DA])
         self.add_to_cache(self.registers["slot_of_source"], entry.gradient(), at)
 

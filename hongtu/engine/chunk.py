@@ -92,6 +92,7 @@ class Chunk:
         self.num_dst = int(p.view.num_dst[number])
         self.own_number = number - i * p.view.chunks
         self._slices: dict[Selection, slice] = {}
+        self.of_edges: dict[str, bool] = {}  # what blocks of the chunk know of its edges
         self.begin()
 
     def begin(self) -> None:

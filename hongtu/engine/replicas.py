@@ -35,20 +35,22 @@ class Replicas:
         self.of = [on[backend.gpu_of(i)] for i in range(partitions)]
         self.every = list(on.values())
         self._where = [backend.where(gpu) for gpu in on]
+        self._parameters = [list(network.modules.parameters()) for network in self.every]  # no others may come
+        self._has_key = bool(key_bytes(network.modules))
 
     def spread(self, *, training: bool, epoch: int | None = None) -> None:
         """Before passes: make all networks those of this run, with the same parameters, as the home's modules train or
         evaluate, and in training with no gradients."""
         home = self.every[0]
-        for network, where in zip(self.every, self._where, strict=True):
+        for network, where, parameters in zip(self.every, self._where, self._parameters, strict=True):
             network.activate()
             network.context.training, network.context.seed = training, home.context.seed
             network.context.epoch = network.context.epoch if epoch is None else epoch
-            if key_bytes(network.modules):
+            if self._has_key:
                 epoch_key(network.context, where)
             if network is not home:
                 self._copy(network)
-            for parameter in network.modules.parameters() if training else ():
+            for parameter in parameters if training else ():
                 if not parameter.requires_grad:
                     parameter.grad = None  # frozen since the last epoch
                 elif parameter.grad is None:

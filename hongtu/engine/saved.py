@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,30 +24,34 @@ class Entry:
         grad: their gradient after backward, like a leaf's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Tensor) -> None:
         self.grad: Tensor | None = None
-
-    def of(self, rows: Tensor) -> Tensor:
-        """The same memory as the graph sees it, with a version of its own: rows of other chunks may change."""
         self._zeros = partial(torch.zeros, rows.shape, dtype=rows.dtype, device=rows.device)
-        return _Enter.apply(_ANCHOR, rows, self)
 
     def gradient(self) -> Tensor:
         """Zeros where nothing came back."""
         return self._zeros() if self.grad is None else self.grad
 
 
+def entered(arrays: Sequence[Tensor]) -> tuple[list[Entry], tuple[Tensor, ...]]:
+    """Entries, and the same memory as the graph sees it, with versions of its own: rows of other chunks may change."""
+    entries = [Entry(rows) for rows in arrays]
+    return entries, _Enter.apply(_ANCHOR, entries, *arrays)
+
+
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, rows: Tensor, entry: Entry) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, entries: list[Entry], *arrays: Tensor) -> tuple[Tensor, ...]:
         """``anchor`` is there for the graph to begin with something that requires a gradient; it gets none."""
-        ctx.entry = entry
-        return rows.data
+        ctx.entries = entries
+        ctx.set_materialize_grads(False)
+        return tuple([rows.data for rows in arrays])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        (ctx.entry.grad,) = gradients
-        return None, None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        for entry, gradient in zip(ctx.entries, gradients, strict=True):
+            entry.grad = gradient
+        return (None, None, *(None for _ in gradients))
 
 
 class Saved:

@@ -70,7 +70,7 @@ class Artifact:
         self.feature_width: int = manifest["feature_width"]
         self.num_classes: int = manifest["classes"]
         self.task: str = manifest["task"]
-        self._opened = {file: _file_identity(file) for file in (path / f"{name}.npy" for name in arrays)}
+        self._opened = {file: _file_identity(file) for file in (str(path / f"{name}.npy") for name in arrays)}
         self.original_id = arrays["original_id"]
         ids = (arrays.get("vertex_id"), arrays.get("name_start"), arrays.get("name_text"))
         self.vertex_ids = VertexIds(*ids) if ids[0] is not None or ids[1] is not None else None
@@ -213,19 +213,20 @@ class Artifact:
         Raises:
             InputError: naming the first.
         """
-        for file, opened in self._opened.items():
+        for name, opened in self._opened.items():
             try:
-                now = _file_identity(file)
+                now = _file_identity(name)
             except OSError:
                 continue
             if now == opened or now[:2] != opened[:2]:
                 continue
+            file = Path(name)
             expect(file, now[2] >= opened[2], f"cut from {opened[2]} to {now[2]} bytes while it was in use")
             same = file_hash(file) == self.manifest["arrays"][file.stem].get("hash")
             expect(
                 file, same, "overwritten while it was in use, so that the graph is another one; no step is made on it"
             )
-            self._opened[file] = now  # somebody has touched it
+            self._opened[name] = now  # somebody has touched it
 
     def numbers(self, vertices: Iterable[Any]) -> np.ndarray:
         """int64, the original numbers of vertices named as the input names them.
@@ -283,7 +284,7 @@ def open_artifact(path: str | os.PathLike[str], *, verify: bool = False) -> Arti
     return artifact
 
 
-def _file_identity(file: Path) -> tuple[int, ...]:
+def _file_identity(file: str) -> tuple[int, ...]:
     """Device, inode, bytes, and when it was written to last."""
-    found = file.stat()
+    found = os.stat(file)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

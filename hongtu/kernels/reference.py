@@ -10,7 +10,8 @@ from functools import cache
 
 import numpy as np
 
-STEP = 1 << 10  # edges whose features are at hand at a time: fresh memory for all of them takes longer than their sums
+WIDE = 16  # channels of a head from which heads are summed up one by one
+STEP = 1 << 18  # features of edges at hand at a time: fresh memory for all of them takes longer than their sums
 
 
 def _destinations(indptr):
@@ -18,7 +19,7 @@ def _destinations(indptr):
 
 
 def _slots(local_source, slot_of_source):
-    return slot_of_source[local_source] if len(slot_of_source) else local_source
+    return slot_of_source.take(local_source) if len(slot_of_source) else local_source
 
 
 def _coefficients(indptr, num_edges, weight, mean, dtype):
@@ -30,13 +31,17 @@ def _coefficients(indptr, num_edges, weight, mean, dtype):
 
 
 def _sums(form, rows, coefficient, index, start, x):
-    """[rows, F]: the product of the sparse matrix that has these entries with x. By the loop under scipy's products,
-    for what scipy does around it takes longer than the sums of a small graph."""
-    dtype = np.result_type(coefficient, x)
-    out, x = np.zeros((rows, x.shape[1]), dtype), np.ascontiguousarray(x, dtype)
-    values, start = np.ascontiguousarray(coefficient, dtype), start.astype(index.dtype)
-    _loop(form)(rows, *x.shape, start, index, values, x.ravel(), out.ravel())
+    """[rows, F]: the product of the sparse matrix that has these entries with x."""
+    out = np.zeros((rows, x.shape[1]), np.result_type(coefficient, x))
+    _add(form, out, coefficient, index, start, x)
     return out
+
+
+def _add(form, out, coefficient, index, start, x):
+    """Adds the same to ``out``, entry by entry. By the loop under scipy's products, for what scipy does around it takes
+    longer than the sums of a small graph."""
+    x, values = np.ascontiguousarray(x, out.dtype), np.ascontiguousarray(coefficient, out.dtype)
+    _loop(form)(len(out), *x.shape, start.astype(index.dtype), index, values, x.ravel(), out.reshape(-1))
 
 
 @cache
@@ -44,6 +49,11 @@ def _loop(form):
     from scipy.sparse import _sparsetools  # takes a third of a second to import, which large graphs do without
 
     return getattr(_sparsetools, f"{form}_matvecs")
+
+
+def _weighted(alpha_EH, x_EF):
+    """[E, F]: every channel times its head's coefficient."""
+    return np.repeat(alpha_EH, x_EF.shape[1] // alpha_EH.shape[1], 1) * x_EF
 
 
 def _sums_by_head(form, rows, alpha_EH, index, start, x_RF):
@@ -64,7 +74,8 @@ def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, o
     """
     coefficient = _coefficients(indptr, len(local_source), weight, mean, rows_CF.dtype)
     columns = _slots(local_source, slot_of_source)
-    out_DF[:] = _sums("csr", len(out_DF), coefficient[:, 0], columns, indptr, rows_CF)
+    out_DF[:] = 0
+    _add("csr", out_DF, coefficient[:, 0], columns, indptr, rows_CF)
 
 
 def csc_aggregate_transpose(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF):
@@ -130,16 +141,18 @@ def csc_softmax_sum_transpose(
 
 def _extrema(indptr, reduce, x_EF, out_DF, none):
     """out[d] = the largest or smallest of the rows of d's in-edges, ``none`` without any."""
-    out_DF[:] = none
-    some = np.diff(indptr) > 0
-    if some.any():
-        out_DF[some] = reduce.reduceat(x_EF, indptr[:-1][some])
+    degree, columns = np.diff(indptr), out_DF.shape[1]
+    out_DF[:] = -np.inf if reduce is np.maximum else np.inf
+    place_DF = np.arange(out_DF.size).reshape(-1, columns)
+    reduce.at(out_DF.reshape(-1), np.repeat(place_DF, degree, 0).ravel(), x_EF.ravel())
+    out_DF[degree == 0] = none
 
 
 def segment_sum(indptr, x_EF, out_DF):
     """out[d] = sum of the rows of d's in-edges."""
     ones, every = np.ones(len(x_EF), out_DF.dtype), np.arange(len(x_EF), dtype=np.int32)
-    out_DF[:] = _sums("csr", len(out_DF), ones, every, indptr, x_EF)
+    out_DF[:] = 0
+    _add("csr", out_DF, ones, every, indptr, x_EF)
 
 
 def expand_rows(indptr, x_DF, out_EF):
@@ -186,46 +199,73 @@ def segment_softmax_backward(
 
 def attend(indptr, local_source, alpha_EH, rows_CF, out_DF):
     """out[d, h] = sum over in-edges e of alpha[e, h] * rows[source of e, h]."""
-    out_DF[:] = _sums_by_head("csr", len(out_DF), alpha_EH, local_source, indptr, rows_CF[:, : out_DF.shape[1]])
+    heads, width = alpha_EH.shape[1], out_DF.shape[1]
+    if heads > 1 and width < heads * WIDE:
+        segment_sum(indptr, _weighted(alpha_EH, rows_CF.take(local_source, 0)[:, :width]), out_DF)
+    else:
+        out_DF[:] = _sums_by_head("csr", len(out_DF), alpha_EH, local_source, indptr, rows_CF[:, :width])
 
 
 def attend_transpose(indptr, local_source, alpha_EH, grad_DF, out_CF):
     """Adds alpha[e, h] * grad[destination of e, h] to the row of each edge's source."""
-    out_CF[:, : grad_DF.shape[1]] += _sums_by_head("csc", len(out_CF), alpha_EH, local_source, indptr, grad_DF)
+    heads, width = alpha_EH.shape[1], grad_DF.shape[1]
+    if heads > 1 and width < heads * WIDE:
+        brought_EF = _weighted(alpha_EH, grad_DF.take(_destinations(indptr), 0))
+        scatter_add_edges(local_source, brought_EF, out_CF[:, :width])
+    else:
+        out_CF[:, :width] += _sums_by_head("csc", len(out_CF), alpha_EH, local_source, indptr, grad_DF)
+
+
+def _dots(x_RF, y_RF, out_RH):
+    """out[r, h] = <x[r, h], y[r, h]>; x may have further columns."""
+    heads, width = out_RH.shape[1], y_RF.shape[1]
+    if heads > 1 and width <= heads * 8:  # a loop over channels is worth more than their own
+        product_RF, channels = x_RF[:, :width] * y_RF, width // heads
+        out_RH[:] = product_RF[:, ::channels]
+        for k in range(1, channels):
+            out_RH += product_RF[:, k::channels]
+        return
+    x_RHK, y_RHK = (rows[:, :width].reshape(-1, heads, width // heads) for rows in (x_RF, y_RF))
+    np.einsum("rhk,rhk->rh", x_RHK, y_RHK, out=out_RH)
 
 
 def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
     """out[e, h] = <rows[source of e, h], grad[destination of e, h]>."""
-    (num_edges, heads), width = out_EH.shape, grad_DF.shape[1]
-    destination, rows_CF = _destinations(indptr), np.ascontiguousarray(rows_CF[:, :width])
-    for part in (slice(first, first + STEP) for first in range(0, num_edges, STEP)):
-        product_PF = rows_CF.take(local_source[part], 0) * grad_DF.take(destination[part], 0)
-        out_EH[part] = product_PF.reshape(-1, heads, width // heads).sum(2)
+    destination, step = _destinations(indptr), max(1, STEP // max(1, grad_DF.shape[1]))
+    for part in (slice(first, first + step) for first in range(0, len(out_EH), step)):
+        _dots(rows_CF.take(local_source[part], 0), grad_DF.take(destination[part], 0), out_EH[part])
+
+
+def _slopes(x, slope):
+    """What a leaky ReLU multiplies each number with: no choice, which takes longer where signs are mixed."""
+    if 0 <= slope <= 1:
+        return np.maximum(x > 0, x.dtype.type(slope))
+    return np.array([slope, 1], x.dtype).take((x > 0).view(np.int8))
 
 
 def gat_logits(indptr, local_source, query_DH, key_SH, own_DX, slope, own_logits_DH, logits_EH):
     """leaky_relu(source's + destination's logit) of every edge, and of every loop."""
     both_EH = key_SH.take(local_source, 0) + query_DH.take(_destinations(indptr), 0)
     both_DH = own_DX[:, own_DX.shape[1] - query_DH.shape[1] :] + query_DH[: len(own_DX)]
-    logits_EH[:], own_logits_DH[:] = (np.where(x > 0, x, slope * x) for x in (both_EH, both_DH))
+    logits_EH[:], own_logits_DH[:] = (x * _slopes(x, slope) for x in (both_EH, both_DH))
 
 
 def gat_add_own(own_alpha_DH, own_DX, out_DF):
     """Adds every destination's own row, if there is one, times its share."""
-    (loops, heads), width = own_alpha_DH.shape, out_DF.shape[1]
-    out_DF[:loops] += np.repeat(own_alpha_DH, width // heads, 1) * own_DX[:, :width]
+    out_DF[: len(own_DX)] += _weighted(own_alpha_DH, own_DX[:, : out_DF.shape[1]])
 
 
 def gat_own_gradients(own_alpha_DH, query_DH, own_DX, slope, out_DF, grad_DF, inner_DH, grad_query_DH, grad_own_DX):
     """<out, grad> per head; of every loop the gradients of its row and of its destination's logit."""
-    (num_dst, heads), width = query_DH.shape, grad_DF.shape[1]
-    inner_DH[:] = (out_DF * grad_DF).reshape(num_dst, heads, width // heads).sum(2)
+    width = grad_DF.shape[1]
+    _dots(out_DF, grad_DF, inner_DH)
     grad_query_DH[:] = 0
     if len(own_DX):
-        dot_DH = (own_DX[:, :width] * grad_DF).reshape(num_dst, heads, width // heads).sum(2)
-        slopes = np.where(own_DX[:, width:] + query_DH > 0, 1, slope)
+        dot_DH = np.empty_like(inner_DH)
+        _dots(own_DX, grad_DF, dot_DH)
+        slopes = _slopes(own_DX[:, width:] + query_DH, slope)
         grad_query_DH[:] = own_alpha_DH * (dot_DH - inner_DH) * slopes
-        grad_own_DX[:, :width] = np.repeat(own_alpha_DH, width // heads, 1) * grad_DF
+        grad_own_DX[:, :width] = _weighted(own_alpha_DH, grad_DF)
         grad_own_DX[:, width:] = grad_query_DH
 
 
@@ -236,14 +276,14 @@ def gat_transpose(indptr, local_source, inner_DH, query_DH, grad_DF, slope, rows
     grad_EH = np.empty_like(alpha_EH)
     attend_alpha_gradient(indptr, local_source, rows_SX, grad_DF, grad_EH)
     logits_EH = rows_SX[:, width:].take(local_source, 0) + query_DH.take(destination, 0)
-    alpha_EH *= (grad_EH - inner_DH.take(destination, 0)) * np.where(logits_EH > 0, 1, slope)
+    alpha_EH *= (grad_EH - inner_DH.take(destination, 0)) * _slopes(logits_EH, slope)
     scatter_add_edges(local_source, alpha_EH, grad_SX[:, width:])
 
 
 def _sums_and_slopes(indptr, local_source, rows_SF, query_DF, slope):
     """Of every edge: its source's row plus its destination's query [E, F], and the leaky ReLU's slope there."""
     x_EF = rows_SF[local_source] + query_DF[_destinations(indptr)]
-    return x_EF, np.where(x_EF > 0, 1, slope)
+    return x_EF, _slopes(x_EF, slope)
 
 
 def additive_logits(indptr, local_source, rows_SF, query_DF, att_F, slope, out_EH):
@@ -305,7 +345,7 @@ def gather_rows(src, index, out):
 
 def scatter_add_rows(dst, index_unique, src):
     """dst[index[k]] += src[k], indices unique."""
-    dst[index_unique] += src
+    _add("csc", dst, np.ones(len(src), dst.dtype), index_unique, np.arange(len(src) + 1), src)
 
 
 def scatter_add_edges(local_source, src_EF, out_SF):

@@ -316,7 +316,7 @@ class MeanLoss:
             if known is None:
                 rows = chosen.nonzero().squeeze(1)
             else:
-                rows = _positions(chosen, int(np.count_nonzero(known & (1 << k))))
+                rows = _positions(chosen, known & (1 << k))
             if len(rows) == 0:
                 continue
             found, loss = self._term(k, out, label_bytes, rows)
@@ -393,8 +393,13 @@ def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _positions(chosen: Tensor, count: int) -> Tensor:
-    """int64 [count], where ``chosen`` is not 0, without waiting for a GPU where torch can."""
+def _positions(chosen: Tensor, known: np.ndarray) -> Tensor:
+    """int64 [R], where ``chosen``, or the same on the host, is not 0, without waiting for a GPU where torch can."""
+    count = int(np.count_nonzero(known))
+    if chosen.device.type == "cpu":
+        rows = chosen.new_empty(count, dtype=torch.int64)
+        rows.numpy()[:] = np.flatnonzero(known)
+        return rows
     try:
         return torch.nonzero_static(chosen, size=count).squeeze(1)
     except NotImplementedError:  # older torch, on CUDA

@@ -74,6 +74,7 @@ class Block:
             header names, or what ``update_edges`` gave; else None.
         edge_type: int32 [E], where the layer has ``uses_edge_type``; else None.
         kept_ids: int64 [E], of a block that has lost some edges the ids of those that are left; else None.
+        memo: what is known of these edges, from epoch to epoch.
     """
 
     indptr: Tensor
@@ -88,6 +89,7 @@ class Block:
     edge_features: Tensor | None = None
     edge_type: Tensor | None = None
     kept_ids: Tensor | None = None
+    memo: dict[str, bool] = field(default_factory=dict)
 
     @property
     def num_dst(self) -> int:
@@ -162,6 +164,7 @@ class Block:
             edge_features=left(self.edge_features),
             edge_type=left(self.edge_type),
             kept_ids=self.edge_ids[kept_E],
+            memo={},
         )
 
     @cached_property
@@ -174,10 +177,12 @@ class Block:
         kernels_for(found).loop_mask(self.indptr, self.local_source, self.sources, self.destinations, found)
         return found
 
-    @cached_property
+    @property
     def has_loops(self) -> bool:
         """Whether any edge is a self-loop; on a GPU, which would have to be waited for, whether one may be."""
-        return not has_numba_kernel(self.indptr) or bool(self.loop_mask.any())
+        if "has_loops" not in self.memo:
+            self.memo["has_loops"] = not has_numba_kernel(self.indptr) or bool(self.loop_mask.any())
+        return self.memo["has_loops"]
 
     def sum(self, x: Tensor, weighted: bool = False) -> Tensor:
         """[S, F] -> [D, F]: sum over in-edges, times the edge weights if ``weighted`` and the graph has any."""
@@ -212,7 +217,7 @@ class Block:
     def of_edges(self) -> Block:
         """The same destinations, with the in-edges as their sources: reduces rows [E, F] of edges."""
         every = torch.arange(self.num_edges, dtype=torch.int32, device=self.indptr.device)
-        return replace(self, local_source=every, sources=every, edge_features=None, edge_type=None)
+        return replace(self, local_source=every, sources=every, edge_features=None, edge_type=None, memo={})
 
     def gather(self, x: Tensor) -> Tensor:
         """[S, F] -> [E, F]: the row of each edge's source."""

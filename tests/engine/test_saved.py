@@ -8,23 +8,25 @@ import weakref
 import pytest
 import torch
 
-from hongtu.engine.saved import Entry, Graph, Settled, edges_of, move_saved, saving
+from hongtu.engine.saved import Graph, Settled, edges_of, entered, move_saved, saving
 
 
 def test_a_graph_gives_the_gradients_of_what_entered():
     x, w = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [5.0]], requires_grad=True)
-    graph = Graph(entries=[Entry()])
-    outs = [graph.entries[0].of(x) @ w, torch.ones(1), (graph.entries[0].of(x) ** 2).sum()]
+    entries, (seen, unused) = entered([x, torch.ones(2)])
+    graph = Graph(entries=entries)
+    outs = [seen @ w, torch.ones(1), (seen**2).sum(), unused * w]
     graph.outs = edges_of(outs)
     assert graph.outs[1] is None
-    graph.backward([torch.tensor([[2.0]]), torch.ones(1), None])
+    graph.backward([torch.tensor([[2.0]]), torch.ones(1), None, None])
     assert graph.entries[0].grad.tolist() == [[6, 10]] and w.grad.tolist() == [[2], [4]] and graph.outs == []
+    assert entries[1].grad is None and entries[1].gradient().tolist() == [0, 0]
     graph.backward([])  # nothing is left
 
 
 def test_rows_are_held_only_where_an_operation_saved_them():
     rows = torch.ones(3)
-    out = Entry().of(rows) + 1
+    out = entered([rows])[1][0] + 1
     gone = weakref.ref(rows)
     del rows
     gc.collect()
@@ -33,9 +35,9 @@ def test_rows_are_held_only_where_an_operation_saved_them():
 
 def test_saved_rows_may_be_moved_to_where_they_are_written():
     places, x = [], torch.arange(3.0)
-    entry = Entry()
+    (entry,), (seen,) = entered([x])
     with saving(places):
-        y = entry.of(x) * 2
+        y = seen * 2
         out = (y * y).sum()
     edges = edges_of([out])
     same = y.detach().clone()
@@ -49,9 +51,9 @@ def test_saved_rows_may_be_moved_to_where_they_are_written():
 
 
 def test_what_was_written_to_since_is_refused():
-    places, entry = [], Entry()
+    places, (_, (seen,)) = [], entered([torch.arange(3.0)])
     with saving(places):
-        y = entry.of(torch.arange(3.0)) * 2
+        y = seen * 2
         out = (y * y).sum()
     edges = edges_of([out])
     with torch.no_grad():

@@ -59,7 +59,7 @@ def pass_buffers(plan: Placement, p: Pass, device: int) -> dict[str, Buffer]:
         reduces = shape.layers[p.layer].reduce is not None and p.direction != "backward" and not p.saves
         if reduces and not aggregates_in_place(plan, p):
             buffers["aggregate"] = Buffer((d, width[f"a{p.layer}"]), FLOAT, padded=plan.apart)
-        buffers |= _exchange_buffers(p, plan.limits_of(p)[device])
+        buffers |= _exchange_buffers(p, plan.limits_of(p), device)
     return buffers | {places: Buffer((most["edges"],), "int32") for places in plan.edge_places(p)}
 
 
@@ -77,14 +77,16 @@ def aggregates_in_place(plan: Placement, p: Pass) -> bool:
     return p.checkpoint in plan.resident and plan.view(p).active is None and not plan.shape.layers[p.layer].combined
 
 
-def _exchange_buffers(p: Pass, limits: BatchLimits) -> dict[str, Buffer]:
-    loads, pulls = Buffer((limits.loads,), "int32"), Buffer((limits.pulls,), "int32")
+def _exchange_buffers(p: Pass, limits: list[BatchLimits], device: int) -> dict[str, Buffer]:
+    """Numbers of rows and slots, but none of what no device has any of."""
+    loads, pulls = Buffer((limits[device].loads,), "int32"), Buffer((limits[device].pulls,), "int32")
     buffers: dict[str, Buffer] = {}
     if p.exchange is not None:
         buffers |= {"load_rows": loads, "load_slots": loads, "pull_from": pulls, "pull_to": pulls}
     if p.flush is not None:
         buffers |= {"load_slots": loads, "pull_to": pulls, "flush_slots": loads, "push_from": pulls, "push_to": pulls}
-    return buffers
+    some = any(of.loads for of in limits), any(of.pulls for of in limits)
+    return {name: buffer for name, buffer in buffers.items() if some[name.startswith(("pull", "push"))]}
 
 
 def staged(

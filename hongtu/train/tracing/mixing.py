@@ -174,6 +174,7 @@ def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Networ
         rows=Rows(ids, statistics),
         edge_id_start=edge_id_start,
         num_graph_edges=ROWS * DEGREE,
+        memo={},
         **{"edge_weight": None} | {name: x[edge] for name, x in zip(beside, rows[len(rows) - len(beside) :])},
     )
     a, *given_E = network.aggregate(index, block, z[used], tuple(s), tuple(x[edge] for x in e))
