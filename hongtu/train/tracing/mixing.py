@@ -19,6 +19,7 @@ from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
 from hongtu.model.rows_alone import ROUNDING, ROWS, Function, Given, Result, distance, find_mixture, varied
 from hongtu.model.structure import Kind
+from hongtu.model.typed_hop import TypedHop
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -43,12 +44,14 @@ class _Part:
     Attributes:
         given: what comes before it gives, then what belongs to vertices and edges.
         leaves: how many tensors of the former there are.
+        index: of the layer.
         of_edges: whole numbers say where rows lie.
     """
 
     run: Run
     given: Given
     leaves: int
+    index: int
     of_edges: bool = False
 
     def functions(self, network: Network) -> list[Function]:
@@ -72,9 +75,9 @@ def refuse_mixing(network: Network, form: GraphForm) -> None:
             for part in [part for kind in network.kinds for part in _parts(network, form, kind)]:
                 varied_rows, as_they_come = part.functions(network)
                 network.modules.eval()
-                _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)])
+                _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)], form)
                 network.modules.train()
-                _check(network, part, [varied_rows, as_they_come, replace(as_they_come, leaves=0)])
+                _check(network, part, [varied_rows, as_they_come, replace(as_they_come, leaves=0)], form)
         finally:
             for norm in network.norms:
                 norm.forget()
@@ -90,7 +93,7 @@ def _parts(network: Network, form: GraphForm, kind: Kind) -> Iterator[_Part]:
     states: dict[int, Tensor] = {}
     for index in range(len(network.layers) + 1):
         taken = [known[number] for number in network.wiring.takes[index]]
-        stage = _Part(partial(_stage, index, len(taken)), (a, *s, *taken, *of_rows), 1 + len(s) + len(taken))
+        stage = _Part(partial(_stage, index, len(taken)), (a, *s, *taken, *of_rows), 1 + len(s) + len(taken), index)
         yield stage
         with torch.no_grad():
             z, *rest = stage.run(network, stage.given)
@@ -112,7 +115,7 @@ def _parts(network: Network, form: GraphForm, kind: Kind) -> Iterator[_Part]:
             edge_rows = (x.reshape(ROWS * DEGREE, -1) for x in given)
             states |= dict(zip(network.gives_edges(index), edge_rows, strict=True))
             if layer.linear_aggregate and layer.combines:
-                combine = _Part(partial(_combine, index), (a, *s, *of_rows), 1 + len(s))
+                combine = _Part(partial(_combine, index), (a, *s, *of_rows), 1 + len(s), index)
                 if not layer.built_in:
                     yield combine
                 (a,), s = combine.run(network, combine.given), ()
@@ -151,7 +154,7 @@ def _aggregate_part(
         beside["edge_weight"] = torch.arange(count, dtype=z.dtype) % 4 / 4 + 0.5
     places = torch.tensor(EDGES).view(-1).bool(), torch.arange(ROWS), DEGREE * torch.arange(ROWS)
     run = partial(_aggregate, index, tuple(beside), len(e))
-    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e), of_edges=True)
+    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e), index, of_edges=True)
 
 
 def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Network, given: Given) -> list[Tensor]:
@@ -181,7 +184,7 @@ def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Networ
     return [a, *(x.reshape(count, -1) for x in every)]
 
 
-def _check(network: Network, part: _Part, functions: list[Function]) -> None:
+def _check(network: Network, part: _Part, functions: list[Function], form: GraphForm) -> None:
     """Refuse a part that mixes rows by the first function that does not fail: an index may be none in rows of another
     kind, and rows with gradients may be taken for numpy's. Where rows differ, float64 tells whether by rounding alone,
     if the modules run in it."""
@@ -228,10 +231,37 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
             "aggregate in a way that the longest list of in-edges does not change (aggr='lstm' is no such)"
         )
     raise InputError(
-        f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; a module "
-        "between layers, and what a layer does to rows and edges, must treat each alone; only the in-edges of one "
-        "destination may be put together, as TransformerConv does; of all vertices there are the statistics of "
-        "torch.nn.BatchNorm1d, GraphNorm and PairNorm"
+        f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; "
+        f"{_remedy(network, part, title, form)}"
+    )
+
+
+def _remedy(network: Network, part: _Part, title: str, form: GraphForm) -> str:
+    """What to do in place of a part that mixes rows."""
+    layer: Any = network.layers[part.index] if part.index < len(network.layers) else None
+    once = "is made once before hongtu.preprocess_graph, as data{0} = (data{0} - data{0}.mean(0)) / data{0}.std(0), and"
+    if part.of_edges and (encoder := getattr(layer, "encode_edges", None)) is not None:
+        rows = 2 + torch.cos(torch.arange(ROWS * form.edges.features, dtype=form.dtype)).view(ROWS, -1)
+        alone = Function(lambda given: Result([encoder(layer.given_form(given[0]))]), (rows,))
+        with suppress(Exception), torch.no_grad():  # one that is judged as a part of the aggregate alone
+            if find_mixture(alone) is not None:
+                return (
+                    f"what the forward makes of all edge_attr at once {once.format('.edge_attr')} left out of forward"
+                )
+    if isinstance(layer, TypedHop):
+        kind = f"[{layer.types.names[0]!r}].x"
+        return (
+            f"what is made of all features of a type at once {once.format(kind)} left out of forward; between "
+            "convolutions torch.nn.LayerNorm takes each row alone"
+        )
+    of_all = "of all vertices there are the statistics of torch.nn.BatchNorm1d, GraphNorm and PairNorm"
+    if title.startswith("layers[0] ") and not part.of_edges:
+        return (
+            f"what is made of all rows of x at once {once.format('.x')} left out of forward; behind a layer, {of_all}"
+        )
+    return (
+        "a module between layers, and what a layer does to rows and edges, must treat each alone; only the in-edges of "
+        f"one destination may be put together, as TransformerConv does; {of_all}"
     )
 
 
