@@ -46,4 +46,6 @@ def open_edges(path: Path, config: PreprocessConfig) -> RawGraph:
         return table.open_table(path, config.columns)
     if ending in matrix_market.ENDINGS:
         return matrix_market.open_matrix_market(path)
-    return scipy_matrix.open_scipy_matrix(path) if ending in scipy_matrix.ENDINGS else torch_file.open_torch_file(path)
+    if ending in scipy_matrix.ENDINGS:
+        return scipy_matrix.open_scipy_matrix(path)
+    return torch_file.open_torch_file(path, config)

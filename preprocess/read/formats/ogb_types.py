@@ -65,8 +65,7 @@ def open_ogb_types(path: Path, scratch: Path, config: PreprocessConfig, reading:
         file = raw / "relations" / "___".join(relation) / "edge.csv.gz"
         stores[relation] = SimpleNamespace(edge_index=_edges(file))
     graph = TypedGraph([*counts], relations, stores)
-    needs_features = config.features is None
-    return from_hetero(graph, needs_features=needs_features, numbers=config.task == "regression", name=str(raw))
+    return from_hetero(graph, config, name=str(raw))
 
 
 def _is_name(word: str) -> bool:
