@@ -57,7 +57,8 @@ def read_input(
     except OSError as error:
         if error.filename is None or not Path(error.filename).is_relative_to(path):
             raise
-        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None
+        remedy = "copy or download it again" if isinstance(error, FileNotFoundError) else "mend or remove it"
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); {remedy}") from None
 
 
 def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading) -> RawGraph:

@@ -116,6 +116,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32, copy=False)
 
 
+SQUARE = "of edges between two kinds of vertices pass scipy.sparse.bmat([[None, matrix], [matrix.T, None]])"
 DENSE = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
 
 
@@ -149,7 +150,7 @@ def to_edges(value: Any, name: str, *, square: bool = True) -> MatrixEdges | Non
         return None
     row, column, values, (rows, columns) = found
     if square and rows != columns:
-        raise InputError(f"{name}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
+        raise InputError(f"{name}: a matrix of {rows} x {columns}, expected a square adjacency matrix; {SQUARE}")
     if values is not None and values.dtype.kind not in "biuf":
         raise InputError(f"{name}: entries of type {values.dtype}, expected real numbers; keep the real part")
     return MatrixEdges(row, column, None if values is None else weights_of(values), (rows, columns))

@@ -22,14 +22,14 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.hetero_data import TypedGraph, from_hetero
 from hongtu.preprocess.read.formats.ogb import (
-    class_numbers,
+    labels_of,
     masks_in,
     only_split,
+    open_pairs,
     read_features,
     read_filled,
     read_table,
 )
-from hongtu.preprocess.read.formats.text import open_text
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import Reading, check_count
 
@@ -101,7 +101,7 @@ def _vertices(
     if rows.is_file() and config.features is None:
         store.x = read_features(rows, count, scratch / f"node-feat-{kind}.npy", reading.progress)
     if labels.is_file() and not config.labels:
-        store.y = class_numbers(read_table(labels, np.float64, count), labels)
+        store.y = labels_of(read_table(labels, np.float64, count), labels, config)
     split = None if config.random_split else only_split(path / "split")
     if split is not None and (split / kind).is_dir():
         for name, mask in masks_in(split / kind, count).items():
@@ -113,7 +113,7 @@ def _edges(file: Path) -> np.ndarray:
     """int64 [2, E]."""
     if not file.is_file():
         raise InputError(f"{file}: no such file; download the dataset again")
-    blocks = open_text(file, None).blocks
+    blocks = open_pairs(file).blocks
     assert blocks is not None
     parts = [np.stack([block.source, block.destination]) for block in blocks(False)]
     return np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)

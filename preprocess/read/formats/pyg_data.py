@@ -198,6 +198,8 @@ def _fields(data: Any) -> str:
     if isinstance(data, Sequence):
         return f"a {type(data).__name__}; pass one Data of it, such as dataset[0]"
     if hasattr(data, "shape") or not (hasattr(data, "keys") or hasattr(data, "__dict__")):
-        return f"a {type(data).__name__}" + f"; {DENSE}" * (getattr(data, "ndim", 0) == 2)
+        if getattr(data, "ndim", 0) != 2:
+            return f"a {type(data).__name__}"
+        return f"a {type(data).__name__}; " + ("pass it as edges, with num_vertices" if len(data) == 2 else DENSE)
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
     return ", ".join(map(str, keys))[:200] or "nothing"
