@@ -75,9 +75,9 @@ def refuse_mixing(network: Network, form: GraphForm) -> None:
             for part in [part for kind in network.kinds for part in _parts(network, form, kind)]:
                 varied_rows, as_they_come = part.functions(network)
                 network.modules.eval()
-                _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)], form)
+                _check(network, part, [replace(f, leaves=0, brief=True) for f in (varied_rows, as_they_come)])
                 network.modules.train()
-                _check(network, part, [varied_rows, as_they_come, replace(as_they_come, leaves=0)], form)
+                _check(network, part, [varied_rows, as_they_come, replace(as_they_come, leaves=0)])
         finally:
             for norm in network.norms:
                 norm.forget()
@@ -184,7 +184,7 @@ def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Networ
     return [a, *(x.reshape(count, -1) for x in every)]
 
 
-def _check(network: Network, part: _Part, functions: list[Function], form: GraphForm) -> None:
+def _check(network: Network, part: _Part, functions: list[Function]) -> None:
     """Refuse a part that mixes rows by the first function that does not fail: an index may be none in rows of another
     kind, and rows with gradients may be taken for numpy's. Where rows differ, float64 tells whether by rounding alone,
     if the modules run in it."""
@@ -232,36 +232,30 @@ def _check(network: Network, part: _Part, functions: list[Function], form: Graph
         )
     raise InputError(
         f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; "
-        f"{_remedy(network, part, title, form)}"
+        f"{_remedy(network, part, title)}"
     )
 
 
-def _remedy(network: Network, part: _Part, title: str, form: GraphForm) -> str:
+def _remedy(network: Network, part: _Part, title: str) -> str:
     """What to do in place of a part that mixes rows."""
     layer: Any = network.layers[part.index] if part.index < len(network.layers) else None
-    once = "is made once before hongtu.preprocess_graph, as data{0} = (data{0} - data{0}.mean(0)) / data{0}.std(0), and"
-    if part.of_edges and (encoder := getattr(layer, "encode_edges", None)) is not None:
-        rows = 2 + torch.cos(torch.arange(ROWS * form.edges.features, dtype=form.dtype)).view(ROWS, -1)
-        alone = Function(lambda given: Result([encoder(layer.given_form(given[0]))]), (rows,))
-        with suppress(Exception), torch.no_grad():  # one that is judged as a part of the aggregate alone
-            if find_mixture(alone) is not None:
-                return (
-                    f"what the forward makes of all edge_attr at once {once.format('.edge_attr')} left out of forward"
-                )
-    if isinstance(layer, TypedHop):
-        kind = f"[{layer.types.names[0]!r}].x"
-        return (
-            f"what is made of all features of a type at once {once.format(kind)} left out of forward; between "
-            "convolutions torch.nn.LayerNorm takes each row alone"
-        )
     of_all = "of all vertices there are the statistics of torch.nn.BatchNorm1d, GraphNorm and PairNorm"
-    if title.startswith("layers[0] ") and not part.of_edges:
+    edges, features = part.of_edges and hasattr(layer, "encode_edges"), title.startswith("layers[0] ")
+    name, rows, otherwise = "", "all rows of x", f"behind a layer, {of_all}"
+    if isinstance(layer, TypedHop):
+        name, rows = f"[{layer.types.names[0]!r}].x", "all features of a type"
+        otherwise = "between convolutions torch.nn.LayerNorm takes each row alone"
+    elif edges or (features and not part.of_edges):
+        name, rows = (".edge_attr", "all edge_attr") if edges else (".x", rows)
+    if not name:
         return (
-            f"what is made of all rows of x at once {once.format('.x')} left out of forward; behind a layer, {of_all}"
+            "a module between layers, and what a layer does to rows and edges, must treat each alone; only the "
+            f"in-edges of one destination may be put together, as TransformerConv does; {of_all}"
         )
+    once = f"data{name} = (data{name} - data{name}.mean(0)) / data{name}.std(0)"
     return (
-        "a module between layers, and what a layer does to rows and edges, must treat each alone; only the in-edges of "
-        f"one destination may be put together, as TransformerConv does; {of_all}"
+        f"what is made of {rows} at once is made once before hongtu.preprocess_graph, as {once}, and left out of "
+        f"forward; {otherwise}"
     )
 
 

@@ -121,35 +121,40 @@ def from_hetero(data: Any, config: PreprocessConfig, *, given: Collection[str] =
         edge_forms=dict(set.intersection(*({*ends.forms.items()} for ends in edges.values()))),
     )
     raw.names = {f"features_{k}": title for k, title in enumerate(titles)} | {"features": " and ".join(titles)}
-    others = config.labels or config.task == "links" or "labels" in given  # than the types' own
     for kind, title in kinds.items():
-        of_kind = RawGraph(
-            title=title, num_vertices=counts[kind], vertices_from=f"{title} has {counts[kind]} vertices",
-            labels=None if others else fields[kind]["labels"],
-        )  # fmt: skip
-        of_kind.masks, of_kind.names = masks_of(data[kind], title)
-        of_kind.names["labels"] = title_of(data[kind], title, "y")
-        of_kind.masks = None if config.random_split or config.task == "links" or "masks" in given else of_kind.masks
         span = slice(first[kind], first[kind] + counts[kind])
-        if of_kind.labels is not None:
-            _check_labelled(of_kind, config)
-            both = raw.names.get("labels"), of_kind.names["labels"]
-            raw.labels = _placed(raw.labels, of_kind.labels, span, vertices, 0, both)
-        elif of_kind.masks and not others:
-            note(f"{of_kind.names[next(iter(of_kind.masks))]}: is left out, for there is no {of_kind.names['labels']}")
-            continue
-        for split, mask in (of_kind.masks or {}).items():
-            known, whose = raw.masks or {}, (raw.names.get(split), of_kind.names[split])
-            mask = of_numbers(mask, counts[kind], of_kind.names[split])
-            raw.masks = known | {split: _placed(known.get(split), mask, span, vertices, -1, whose)}
-        raw.names = of_kind.names | raw.names if of_kind.labels is not None or of_kind.masks else raw.names
+        _add_labels(raw, data[kind], RawGraph(title=title, labels=fields[kind]["labels"]), span, config, given)
     return raw
+
+
+def _add_labels(
+    raw: RawGraph, data: Any, own: RawGraph, span: slice, config: PreprocessConfig, given: Collection[str]
+) -> None:
+    """Place labels and masks of one type among those of all types."""
+    title, vertices, others = own.title, raw.num_vertices or 0, config.labels or "labels" in given
+    own.num_vertices = span.stop - span.start
+    own.vertices_from = f"{title} has {own.num_vertices} vertices"
+    own.masks, own.names = masks_of(data, title)
+    own.names["labels"] = title_of(data, title, "y")
+    own.masks = None if config.task == "links" or "masks" in given else own.masks
+    if own.labels is not None and not others and config.task != "links":
+        _check_labelled(own, config)
+        whose = raw.names.get("labels"), own.names["labels"]
+        raw.labels = _placed(raw.labels, own.labels, span, vertices, 0, whose)
+    elif own.masks and not others:
+        note(f"{own.names[next(iter(own.masks))]}: is left out, for there is no {own.names['labels']}")
+        return
+    for split, mask in (own.masks or {}).items():
+        known, whose = raw.masks or {}, (raw.names.get(split), own.names[split])
+        mask = of_numbers(mask, own.num_vertices, own.names[split])
+        raw.masks = known | {split: _placed(known.get(split), mask, span, vertices, -1, whose)}
+    raw.names = own.names | raw.names if own.labels is not None or own.masks else raw.names
 
 
 def _check_labelled(raw: RawGraph, config: PreprocessConfig) -> None:
     """Check labels and masks of one type in its own numbers, before they lie among those of others."""
     (check_numbers if config.task == "regression" else check_labels)(raw)
-    if raw.masks is not None:
+    if raw.masks is not None and not config.random_split:  # which replaces them
         masks = raw.masks
         choose_split(raw, config.split)
         check_masks(raw, has_label(raw.labels), ())

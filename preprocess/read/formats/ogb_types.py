@@ -21,15 +21,8 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.hetero_data import TypedGraph, from_hetero
-from hongtu.preprocess.read.formats.ogb import (
-    labels_of,
-    masks_in,
-    only_split,
-    open_pairs,
-    read_features,
-    read_filled,
-    read_table,
-)
+from hongtu.preprocess.read.formats.ogb import labels_of, masks_in, only_split
+from hongtu.preprocess.read.formats.ogb_tables import open_pairs, read_features, read_filled, read_table
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import Reading, check_count
 

@@ -15,7 +15,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.host import available_bytes
 from hongtu.preprocess.read.formats.data_pickle import Made, load_arrays
-from hongtu.preprocess.read.formats.ogb import read_filled
+from hongtu.preprocess.read.formats.ogb_tables import read_filled
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import array_blocks, as_float32, check_compressed
