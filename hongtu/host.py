@@ -64,9 +64,9 @@ def check_host(needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
         raise InputError(
-            f"host memory: the run needs {needed} bytes, {available} are available; use a machine "
-            "with more memory, fewer hidden columns or fewer layers; where the system understates its memory, say "
-            f"how much there is: {STATED}=48GiB"
+            f"host memory: the run needs {needed} bytes, {available} are available; use a machine with more memory, a "
+            "disk for vertex rows (host_memory and spill; --host-memory, --spill), fewer hidden columns or fewer "
+            f"layers; where the system understates its memory, say how much there is: {STATED}=48GiB"
         )
 
 

@@ -18,6 +18,7 @@ from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.python_questions import class_of, goes_by_identity
 from hongtu.model.questions import untraced
 
+OF_NUMPY = "it makes an array, or a list, of rows"
 _NO_ROWS = (len, "size", "dim", "numel")  # what gives no rows
 _SIZES = ("shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad")  # and attributes
 _ROWS = ("x", WEIGHTS, FEATURES, TYPES)  # arguments that are tensors, whatever edges are
@@ -92,7 +93,10 @@ class ChangingProxy(fx.Proxy):
         return self.tracer.text(self)  # type: ignore[attr-defined]
 
     def __array__(self, *dtype: Any, **options: Any) -> np.ndarray:
-        return np.asarray(self.tracer.answer(self, lambda number: number), *dtype)  # type: ignore[attr-defined]
+        try:
+            return np.asarray(self.tracer.answer(self, lambda number: number), *dtype)  # type: ignore[attr-defined]
+        except fx.proxy.TraceError:
+            raise fx.proxy.TraceError(OF_NUMPY) from None
 
     def __setitem__(self, where: Any, values: Any) -> None:
         if isinstance(values, ChangingProxy) and _label(values.node, None) in _AUGMENTED:

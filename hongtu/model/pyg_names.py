@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hongtu.errors import InputError
 
@@ -81,3 +81,17 @@ def to_pyg_names(state: Mapping[str, Tensor], kinds: Sequence[str]) -> dict[str,
             )
         named |= {f"{place}.{name}": value for name, value in own.items()} if own else {}
     return named
+
+
+def places_in_model(layers: Sequence[nn.Module]) -> dict[str, str]:
+    """The names that the weights of layers, ``0.lin.weight``, have in the torch_geometric model that they are from, or
+    in one of ``torch_geometric.nn.models``.
+
+    Raises:
+        InputError: for weights that such a model has no place for.
+    """
+    state = nn.ModuleList(layers).state_dict()
+    if any(layer.state_dict() and not getattr(layer, "pyg_names", {}) for layer in layers):  # not from_pyg's
+        return dict(zip(state, to_pyg_names(state, [type(layer).__name__ for layer in layers]), strict=True))
+    names = (getattr(layer, "pyg_names", {}).items() for layer in layers)
+    return {f"{k}.{own}": place for k, of_layer in enumerate(names) for own, place in of_layer}

@@ -78,6 +78,7 @@ class Root(nn.Module):
         self.edges = known[0] if known else edges
         self.of_matrix = self.edges in (MATRIX, "adj")
         self.of_data = len(self.asked) == 1 and not known
+        self._in_order = [argument for argument in single if argument.kind is argument.POSITIONAL_ONLY]
         self.optional = ({*OF_EDGES} if self.of_data else {*OF_EDGES} & {*others}) - {*without}
         self.given = {*OF_EDGES} - ({*without} - {*self.asked})
         of_edges = {*OF_EDGES} & ({*self.asked} | self.optional)
@@ -90,9 +91,14 @@ class Root(nn.Module):
         of_edges = dict(zip(OF_EDGES, (edge_weight, edge_attr, edge_type), strict=True))
         of_edges = {name: value if name in self.given else None for name, value in of_edges.items()}
         if self.of_data:
-            return self.model(**{self.rows: GivenData(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges)})
+            return self._called({self.rows: GivenData(x=x, edge_index=edge_index, adj_t=adj_t, **of_edges)})
         wanted = {name: of_edges[name] for name in (*self.asked, *self.optional & self.given) if name in of_edges}
         edges = adj_t if self.of_matrix else edge_index
         if not self.rows:  # it takes any, by no name
             return self.model(x, edges, **wanted)
-        return self.model(**{self.rows: x, self.edges: edges}, **wanted)
+        return self._called({self.rows: x, self.edges: edges} | wanted)
+
+    def _called(self, given: dict[str, Any]) -> Any:
+        """What the model gives for arguments by name."""
+        in_order = [given.pop(argument.name, argument.default) for argument in self._in_order]
+        return self.model(*in_order, **given)

@@ -160,7 +160,8 @@ def _find_mixture(function: Function, base: _Trial) -> Mixture | None:
         lost = look.others == UNKNOWN and not flips.found
         sizes = [base.apart(row, other, row, lost=lost) for other in trials for row in look.kept]
         if look.gradients and whole:
-            sizes.append(_gradients_apart(whole, trial.gradients(look.kept), look.kept))
+            lost = any(not x.isfinite().all() for x in trial.rows if x.is_floating_point())
+            sizes.append(_gradients_apart(whole, trial.gradients(look.kept), look.kept, lost=lost))
         if (size := max(sizes)) > function.near and base.draws_like(trial):
             return Mixture(function.given, given, (look.kept[sizes.index(size) % len(look.kept)],) * 2, size)
     return _find_shared(function) if base.draws else _find_place(function, base)
@@ -380,9 +381,10 @@ def distance(x: Tensor, y: Tensor, *whole: Tensor) -> float:
     return float((x - y)[~same].abs().max()) / max(largest, 1e-300)
 
 
-def _gradients_apart(whole: Sequence[Tensor], some: Sequence[Tensor], kept: Kept) -> float:
+def _gradients_apart(whole: Sequence[Tensor], some: Sequence[Tensor], kept: Kept, *, lost: bool) -> float:
     """How far gradients of all rows' results are, for the kept rows, from those of these rows' results alone; and how
-    far the latter are from 0 for the others. What is not finite comes from 0 times infinity."""
+    far the latter are from 0 for the others. What is not finite comes from 0 times infinity: in kept rows, too, where
+    results of others are ``lost``, as those of 1 / x are in rows of zeros."""
     found, little = 0.0, torch.tensor(LITTLE)  # of weights up to 1
     others = [row for row in range(ROWS) if row not in kept]
     for x, y in zip(whole, some):
@@ -390,7 +392,9 @@ def _gradients_apart(whole: Sequence[Tensor], some: Sequence[Tensor], kept: Kept
         if bool(other[others].any()):
             rest = other[others].nan_to_num(0, 0, 0)
             found = max(found, distance(torch.zeros_like(rest), rest, x, little))
-        found = max(found, distance(one[list(kept)], other[list(kept)], x, little))
+        one, other = one[list(kept)], other[list(kept)]
+        other = torch.where(other.isfinite(), other, one) if lost else other
+        found = max(found, distance(one, other, x, little))
     return found
 
 

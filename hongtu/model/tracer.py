@@ -25,7 +25,7 @@ from hongtu.model.edge_functions import (
     refuse_edges,
 )
 from hongtu.model.expression import label
-from hongtu.model.in_place import ChangesTracer, ChangingProxy, gives_rows
+from hongtu.model.in_place import OF_NUMPY, ChangesTracer, ChangingProxy, gives_rows
 from hongtu.model.own_state import OwnState
 from hongtu.model.python_questions import answered_for
 from hongtu.model.questions import MADE, Questions, Unanswered
@@ -122,6 +122,9 @@ class Tracer(ChangesTracer):
                 how, remedy = "under torch.no_grad", "take it out, and .detach() what is computed there"
             name = getattr(target, "__name__", str(target).removeprefix("model."))
             raise InputError(f"{self.title}.forward calls {name} {how}, which its trace does not show; {remedy}")
+        taken_out = kind == "call_method" and target in ("numpy", "tolist") and self.questions is not None
+        if taken_out and gives_rows(given[0][0]):
+            raise fx.proxy.TraceError(OF_NUMPY)
         return super().create_node(kind, target, *given, **options)
 
     def path_of_module(self, mod: nn.Module) -> str:

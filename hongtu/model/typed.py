@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
@@ -48,8 +49,15 @@ class TypedModel(nn.Module):
                 "relations)"
             )
         layers = Hops(TypedRoot(self.model, artifact, types, title), types, title).layers()
+        names: list[dict[str, str]] = [layer.pyg_names for layer in layers]  # type: ignore[misc]
+        for layer, places in zip(layers, names, strict=True):
+            for lazy in (places[own] for own, weight in layer.named_parameters() if is_lazy(weight)):
+                raise InputError(
+                    f"{title}: {lazy} has no shape, as nothing of {artifact.path} goes through it; make the model of "
+                    "this graph's types and relations, data.metadata()"
+                )
         _check_labelled(artifact, types, layers[-1].returns, title)
-        called = {name for layer in layers for name in layer.pyg_names.values()}  # type: ignore[operator]
+        called = {name for places in names for name in places.values()}
         for layer in layers:
             layer.pyg_uncalled = {*self.model.state_dict()} - called  # type: ignore[assignment]
         return layers

@@ -17,7 +17,7 @@ from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, w
 from hongtu.model.expression import label
 from hongtu.model.typed_attention import TypedStatistics, attended
 from hongtu.model.typed_hop import NormalizedGcn, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
-from hongtu.model.typed_kernels import HgtWithKernels, WithKernels, has_kernels
+from hongtu.model.typed_kernels import HgtWithKernels, OnFewEdges, WithKernels, has_kernels
 from hongtu.model.typed_rows import Packing
 from hongtu.model.typed_trace import OF_EDGES, PREFIX, TypedRoot, base_of
 from hongtu.model.typed_values import TypedValues
@@ -230,11 +230,6 @@ class Hops(TypedValues):
                 ]
             found = fx.node.map_arg(given, lambda x: made.own[x] if self._values[x].free else made.every[x])
             if isinstance(given, fx.Node) and not self._values[given].free:
-                if relation is not None and relation[0] != relation[2]:
-                    raise InputError(
-                        f"{title} with rows of {self._values[given].kind} alone, and its edges are {relation}; give it "
-                        "a pair, (x_source, x_destination)"
-                    )
                 if takes_pair(conv) and type(conv).__module__.startswith("torch_geometric."):
                     return found, made.own[given]
                 cut = cut or made.own[given]
@@ -246,7 +241,11 @@ class Hops(TypedValues):
         kwargs = {name: changed(given) for name, given in node.kwargs.items()}
         if type(conv).__name__ == "HGTConv" and has_kernels(conv):
             return made.graph.call_module(self._made_module(HgtWithKernels(conv)), args, kwargs | {"own": cut})
-        target = self._made_module(WithKernels(conv)) if has_kernels(conv) else str(node.target)
+        target = str(node.target)
+        if has_kernels(conv):
+            target = self._made_module(WithKernels(conv))
+        elif relation is not None and args and isinstance(args[0], tuple) and None not in args[0]:
+            target = self._made_module(OnFewEdges(conv))
         found = made.graph.call_module(target, args, kwargs)
         return found if cut is None else made.graph.call_function(first_rows, (found, cut))
 

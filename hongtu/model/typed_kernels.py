@@ -36,6 +36,33 @@ class WithKernels(nn.Module):
         return called(self.conv, *given, **named)
 
 
+class OnFewEdges(nn.Module):
+    """A convolution that may fail where there are no edges, or destinations without, as torch_geometric's median does:
+    one that has two comes before the destinations then, and is left out again.
+
+    Args:
+        conv: between rows of sources and of destinations; its parameters stay its own.
+    """
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, pair: tuple[Tensor, Tensor], edge_index: Tensor, *given: Any, **named: Any) -> Any:
+        try:
+            return self.conv(pair, edge_index, *given, **named)
+        except (RuntimeError, IndexError) as error:
+            if type(error) not in (RuntimeError, IndexError):  # memory that ran out
+                raise
+
+        def behind(x: Any, rows: int) -> Any:
+            return torch.cat([x.new_zeros((rows, *x.shape[1:])), x]) if isinstance(x, Tensor) else x
+
+        ends = torch.cat([edge_index.new_zeros((2, 2)), edge_index + 1], dim=1)
+        rows, more = tuple(behind(x, 1) for x in pair), {name: behind(x, 2) for name, x in named.items()}
+        return self.conv(rows, ends, *(behind(x, 2) for x in given), **more)[1:]
+
+
 def called(conv: Any, *given: Any, **named: Any) -> Any:
     """What it gives, with kernels where it has some."""
     if not has_kernels(conv):

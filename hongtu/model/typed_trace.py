@@ -26,6 +26,7 @@ from hongtu.model.untraceable import line_of_forward
 OF_EDGES = EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT
 EXAMPLE = "example"  # of a node's metadata: what it gives on a small graph
 PREFIX = "model."
+_READS = " of a HeteroData, where there are "
 
 
 def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
@@ -41,11 +42,22 @@ def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
         raise
     except Exception as error:  # whatever a forward does
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        remedy = (
+            f"it is called with x_dict and edge_index_dict of the types {', '.join(root.types.names)} on a small "
+            "graph, and its way must not depend on values"
+        )
+        if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str | tuple):
+            known = (*root.types.names, *root.types.relations)
+            lacks = f"there are {', '.join(map(str, known))}"[:300]
+            lacks = "nothing before gives rows of it" if error.args[0] in known else lacks
+            reason = f"it asks for {error.args[0]!r}, and {lacks}"
+        elif _READS in reason:
+            remedy = (
+                "make what is of the whole graph in __init__, and return the rows of all vertices: the Trainer takes "
+                "its loss over the train mask"
+            )
         reason = f"{reason}; in {line}" if (line := line_of_forward(error)) else reason
-        raise InputError(
-            f"{title}.forward cannot be traced ({reason}); it is called with x_dict and edge_index_dict of the types "
-            f"{', '.join(root.types.names)} on a small graph, and its way must not depend on values"
-        ) from None
+        raise InputError(f"{title}.forward cannot be traced ({reason}); {remedy}") from None
 
 
 class _Data:
@@ -63,6 +75,10 @@ class _Data:
         one = object.__new__(_Data)
         vars(one).update(self._stores[found])
         return one
+
+    def __getattr__(self, name: str) -> Any:
+        has = ", ".join(known for known in vars(self) if known != "_stores")
+        raise AttributeError(f"it reads {name}{_READS}{has}")
 
 
 class TypedRoot(nn.Module):
@@ -86,8 +102,9 @@ class TypedRoot(nn.Module):
             elif name in needed:
                 raise InputError(
                     f"{title}.forward asks for {name!r}, and there are x_dict, "
-                    f"{', '.join(f'{known}_dict' for known in self.has)} of the graph; give it a default, or "
-                    "preprocess a HeteroData that has it"
+                    f"{', '.join(f'{known}_dict' for known in self.has)} of the graph; give it a default"
+                    + f", or preprocess a HeteroData with data[relation].{known}"
+                    * (known in OF_EDGES)
                 )
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any) -> Any:
@@ -145,7 +162,7 @@ class _Tracer(Tracer):
         self._root, self._examples = root, root.examples
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        chain = type(m) in (nn.Sequential, nn.ModuleDict)
+        chain = type(m) in (nn.Sequential, nn.ModuleDict) or type(m).__name__ == "TrimToLayer"  # of GraphSAGE, ...
         return isinstance(m, TypedConv) or (not chain and super().is_leaf_module(m, module_qualified_name))
 
     def rows(self, of: fx.Proxy) -> fx.Proxy:
@@ -183,8 +200,9 @@ class _Tracer(Tracer):
             kind = self._root.kind_of(str(node.target))
             rows = 0 if kind is None else len(self._examples["x"][kind])
             return _numbers(rows, found.shape[1], found.dtype) if rows else found
-        if node.op != "call_module" and any(base_of(other) == EDGE_INDEX for other in node.all_input_nodes):
-            refuse_edges(node, self.title)
+        of = [other.args[1] for other in node.all_input_nodes if base_of(other) == EDGE_INDEX]
+        if node.op != "call_module" and of:
+            self._refuse_edges(node, of[0])
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta[EXAMPLE])
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -197,6 +215,21 @@ class _Tracer(Tracer):
             if isinstance(module, TypedConv) or (is_convolution(module) and not is_gcn(module) and not is_han(module)):
                 _check_local(module, (args, kwargs), found, self.title)
         return found
+
+    def _refuse_edges(self, node: fx.Node, relation: Any) -> None:
+        """Refuse a function of a relation's edges, as of those of a ``Data``."""
+        try:
+            refuse_edges(node, self.title)
+        except InputError as error:
+            said, kind = str(error), relation[0 if "edge_index[0], data.num_nodes" in str(error) else 2]
+            if " turns edges round " in said:
+                reverse = "torch_geometric.transforms.ToUndirected()(data) gives every relation a reverse one to take"
+                said = f"{said.partition(';')[0]}; {reverse}"
+            if not self._root.types.edge_columns[self._root.types.relations.index(relation)]:
+                said = said.replace(", data.edge_attr =", ", _ =").replace("data.edge_attr", "None")
+            for name, of in (("edge_", relation), ("x", kind), ("num_nodes", kind)):
+                said = said.replace(f"data.{name}", f"data[{of!r}].{name}")
+            raise InputError(said) from None
 
 
 def base_of(node: fx.Node) -> str:

@@ -126,6 +126,7 @@ class TypedValues:
         rows = [value for value in inputs if not value.free]
         if conv is not None:
             relation = self._relation(node)
+            self._check_between(node, conv, relation)
             return _Value(1 + max(value.hop for value in rows), None if relation is None else relation[2])
         if not rows:
             return _Value(free=True)
@@ -145,6 +146,23 @@ class TypedValues:
                 f"{self._title}.forward calls {label(node)} with rows of {both}, which are of different vertices"
             )
         return _Value(hop, kinds.pop())
+
+    def _check_between(self, node: fx.Node, conv: nn.Module, relation: Any) -> None:
+        """Refuse a convolution between two types that is given one, or adds self-loops."""
+        if relation is None or relation[0] == relation[2]:
+            return
+        given = node.args[0] if node.args else node.kwargs.get("x")
+        call = f"{self._title}.forward calls {str(node.target).removeprefix('model.')}"
+        if isinstance(given, fx.Node) and not self._values[given].free and isinstance(given.meta[EXAMPLE], Tensor):
+            raise InputError(
+                f"{call} with rows of {self._values[given].kind} alone, and its edges are {relation}; give it a pair, "
+                "(x_source, x_destination)"
+            )
+        if getattr(conv, "add_self_loops", False):
+            raise InputError(
+                f"{call}, a {type(conv).__name__} that adds self-loops, with edges {relation}, between vertices of two "
+                "types; make it with add_self_loops=False"
+            )
 
     def _of_edges(self, *nodes: fx.Node) -> bool:
         """Whether any is made of what edges have."""

@@ -8,7 +8,7 @@ import sys
 from torch.fx.proxy import TraceError
 
 from hongtu.errors import InputError
-from hongtu.model.in_place import ChangingProxy
+from hongtu.model.in_place import OF_NUMPY, ChangingProxy
 from hongtu.model.root import OF_EDGES, GivenData, NoField, Root
 
 SHOWN = 150  # characters of a line of code in a message
@@ -25,7 +25,9 @@ def untraceable(error: Exception, root: Root, title: str) -> InputError:
     at = f"; in {line}" if (line := line_of_forward(error)) else ""
     reason += at
     remedy = "what it makes must be made of rows, as torch.ones_like(x[:, :1]): give its layers as a list"
-    if isinstance(error, TraceError):
+    if OF_NUMPY in reason:
+        remedy = "torch's functions take rows, as torch.tanh(h) for numpy.tanh(h), and give gradients"
+    elif isinstance(error, TraceError):
         remedy = "its way must be the same for every graph: make what decides in __init__, or give its layers as a list"
     elif isinstance(error, NoField):
         reason, remedy = (

@@ -45,7 +45,7 @@ class Ranks(Together):
         end_with_torchrun()
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
-            raise InputError("hongtu.Ranks: this process is not in the group")
+            raise InputError("hongtu.Ranks: this process is not in the group; make it on that group's ranks alone")
         self._members = [dist.get_global_rank(group, r) if group is not None else r for r in range(self.size)]
         if "gloo" not in dist.get_backend(group):
             group = dist.new_group(self._members, backend="gloo")

@@ -6,7 +6,7 @@ import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hongtu.model.checks import check_tensors
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.link_loss import DECODER
 from hongtu.model.network import Network
+from hongtu.model.pyg_names import places_in_model
 from hongtu.model.random_state import random_state, set_random_state
 from hongtu.model.wiring import Modules
 from hongtu.nn.context import RowContext
@@ -36,6 +37,7 @@ from hongtu.train.snapshot import (
     described_layers,
     read_from,
     read_snapshot,
+    read_state_dict,
     write_snapshot,
 )
 
@@ -155,28 +157,42 @@ class Resumable:
 
     @called_by_all()
     def load_weights(self, path: str | os.PathLike[str]) -> None:
-        """Take the weights of a snapshot, a run's newest, or safetensors, of the same layers, and nothing else: to
-        predict, or to begin with. The artifact may be another one, with the same columns of features.
+        """Take the weights of a snapshot, a run's newest, safetensors, or a state dict of the same layers or of the
+        torch_geometric model that they are from, and nothing else: to predict, or to begin with. The artifact may be
+        another one, with the same columns of features.
 
         Raises:
             InputError: when it is damaged, has other layers, or weights of single vertices.
         """
         path = as_path("load_weights: path", path)
-        read = read_weights if path.suffix == SAFETENSORS else lambda path: read_snapshot(newest_snapshot(path))
-        state, own = self.ranks.first(lambda: read(path)), self._identity()
+        state, own = self.ranks.first(lambda: _read(path)), self._identity()
         with read_from(path):
             if state["identity"]:
                 check_identity(path, state["identity"], {"layers": own["layers"]})
-            elif different := _shapes(state["model"]) ^ _shapes(self.model.state_dict()):
-                name, shape = min(different)
-                raise InputError(
-                    f"{path}: {name} {list(shape)} is in one of the file and the model only; rename its weights"
-                )
+            else:
+                state = state | {"model": self._by_own_names(path, state["model"])}
             if self.embedding is not None and state["identity"].get("artifact") != own["artifact"]:
                 raise InputError(
                     f"{path}: holds learned rows of the vertices of another artifact; give features instead"
                 )
             self.set_weights(state)
+
+    def _by_own_names(self, path: Path, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Weights of which nothing but names and shapes says whose they are; they may have the model's own names."""
+        own, places = self.model.state_dict(), dict[str, str]()
+        with suppress(InputError):  # no model of torch_geometric's has such layers
+            places = places_in_model([*self.model])
+        uncalled = set().union(*(getattr(layer, "pyg_uncalled", ()) for layer in self.model))
+        if {*weights} - uncalled == {*places.values()}:
+            weights = {name: weights[place] for name, place in places.items()}
+        if different := _shapes(weights) ^ _shapes(own):
+            name = min(different)[0]
+            forms = [list(of[name].shape) if name in of else "none" for of in (weights, own)]
+            raise InputError(
+                f"{path}: {name}: the file has {forms[0]}, the model has {forms[1]}; rename its weights, or load them "
+                "into the torch_geometric model that they are from, and make a new Trainer of hongtu.from_pyg(model)"
+            )
+        return weights
 
     @called_by_all()
     @torch.inference_mode(False)
@@ -317,6 +333,15 @@ def _check_numbers(state: dict[str, Any]) -> None:
     rates = [float(group["lr"]) for group in state["optimizer"]["param_groups"]]
     if wrong := wrong + ["learning rate"] * any(rate != rate for rate in rates):
         raise ValueError(f"its {wrong[0]} is none")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file has of a snapshot, or of weights alone, whose identity is {}."""
+    if path.suffix == SAFETENSORS:
+        return read_weights(path)
+    file = newest_snapshot(path)
+    weights = read_state_dict(file)
+    return read_snapshot(file) if weights is None else {"identity": {}, "model": weights, "embedding": None}
 
 
 def _write(path: Path, state: dict[str, Any], format: str) -> None:

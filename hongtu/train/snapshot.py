@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import re
 import reprlib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +63,10 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such snapshot; trainer.save(path) writes one")
+    if read_state_dict(path) is not None:
+        raise InputError(
+            f"{path}: a state dict, weights without optimizer and epoch; trainer.load_weights(path) takes it"
+        )
     try:
         _check_hash(path)
         state = _load(path)
@@ -72,6 +78,32 @@ def read_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(state, dict) or any(not isinstance(state.get(name, ...), SECTIONS[name]) for name in SECTIONS):
         raise InputError(f"{path}: not the state of a run; expected {', '.join(sorted(SECTIONS))}")
     return state
+
+
+def read_state_dict(path: Path) -> dict[str, torch.Tensor] | None:
+    """What ``torch.save(model.state_dict(), path)`` wrote; None for a file that may be a snapshot.
+
+    Raises:
+        InputError: when it holds something else that torch saved.
+    """
+    found, kind = None, "a model"
+    remedy = "write its weights alone, torch.save(model.state_dict(), path), and pass that to trainer.load_weights"
+    try:
+        if snapshot_version(path) is not None or not zipfile.is_zipfile(path):
+            return None
+        found = _load(path)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file, or a pickle with more than tensors and plain values
+        if not isinstance(error, pickle.UnpicklingError):
+            return None
+    if isinstance(found, dict) and found and not {*SECTIONS} <= {*found}:
+        if all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()):
+            return dict(found)
+        kind = f"a dictionary of {', '.join(map(str, found))}"[:200]
+    elif found is not None:
+        return None
+    raise InputError(f"{path}: {kind}, which torch.save wrote, and no snapshot; {remedy}")
 
 
 def _load(path: Path) -> Any:

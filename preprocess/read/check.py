@@ -15,13 +15,14 @@ from hongtu.preprocess.read.check_labels import (
     check_masks,
     check_numbers,
     choose_split,
+    has_label,
     refuse_value,
 )
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.size import check_count, check_held
 from hongtu.preprocess.read.source import DENSE, as_float32
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
-from hongtu.preprocess.read.typed import TypedFeatures
+from hongtu.preprocess.read.typed import TypedFeatures, form_remedy
 
 NUMBERS = "biuf"  # kinds of numpy that become float32
 BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
@@ -43,8 +44,9 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     _check_vertex_ids(raw)
     rounded = _rounded(raw)
     if isinstance(raw.features, TypedFeatures) and config.normalize_features:
-        raise InputError("normalize_features: features of typed vertices stay as they are; leave it out")
-    _check_edge_numbers(raw)
+        beforehand = "; torch_geometric.transforms.NormalizeFeatures()(data) does it" * (raw.types is not None)
+        raise InputError(f"--normalize-features: features of typed vertices stay as they are; leave it out{beforehand}")
+    check_edge_numbers(raw)
     if raw.edge_type is not None:
         _check_edge_type(raw, config)
     if not config.features:
@@ -57,7 +59,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         check_numbers(raw)
     else:
         check_labels(raw)
-    labelled = raw.labels >= 0 if raw.labels.ndim == 1 else ~np.isnan(raw.labels).all(axis=1)
+    labelled = has_label(raw.labels)
     if config.task == "links":
         raw.masks = {split: np.full(raw.num_vertices, split == "train") for split in SPLITS}
     elif config.random_split:
@@ -149,7 +151,12 @@ def _check_vertex_ids(raw: RawGraph) -> None:
                 )
 
 
-def _check_edge_numbers(raw: RawGraph) -> None:
+def check_edge_numbers(raw: RawGraph) -> None:
+    """Weights and features of edges.
+
+    Raises:
+        InputError: when there is not one for each, or one is not finite.
+    """
     edges = raw.edges.shape[1]
     for piece, form, row, rank in (
         ("edge_weight", f"[{edges}]", "one weight", 1),
@@ -178,11 +185,16 @@ def _check_edge_type(raw: RawGraph, config: PreprocessConfig) -> None:
             )
         raw.edge_types = max(raw.edge_types or 1, int(block.max()) + 1)
     raw.edge_types = raw.edge_types or 1
-    for flag, given in (("--undirected", config.undirected), ("--self-loops", config.self_loops)):
+    for flag, given, transform in (
+        ("--undirected", config.undirected, "ToUndirected"),
+        ("--self-loops", config.self_loops, "AddSelfLoops"),
+    ):
         if given:
+            remedy = "save those edges with types of their own"
+            if raw.types is not None:
+                remedy = f"pass torch_geometric.transforms.{transform}()(data)"
             raise InputError(
-                f"{raw.name('edge_type')}: {flag} would add edges without a type; leave it out and save those edges "
-                "with types of their own"
+                f"{raw.name('edge_type')}: {flag} would add edges without a type; leave it out, and {remedy}"
             )
 
 
@@ -198,15 +210,9 @@ def _check_features(raw: RawGraph) -> None:
             _check_finite(raw, f"features_{k}", part)
         return
     good = features.dtype.kind in NUMBERS and features.ndim == 2 and features.shape[0] == vertices
-    remedy = "save them with .astype(numpy.float32), or pass --features random:F"
-    if features.dtype.names is not None:
-        remedy = "make columns of its fields, with numpy.lib.recfunctions.structured_to_unstructured"
-    elif features.shape == (vertices,):
-        remedy = "write one column, x[:, None]"
-    elif features.ndim > 2 and len(features) == vertices:
-        remedy = "make one row of each, x.reshape(len(x), -1)"
-    elif features.dtype.kind in NUMBERS:
-        remedy = "save a row for each vertex, or pass --features random:F"
+    remedy = form_remedy(features, vertices)
+    if remedy.startswith("save"):
+        remedy += ", or pass --features random:F"
     raw.expect(
         "features", features, good and features.shape[1] > 0,
         f"float32 [{vertices}, F], F > 0 ({raw.vertices_from}); {remedy}",

@@ -37,7 +37,7 @@ def check_labels(raw: RawGraph) -> None:
     elif one_hot:
         name = raw.name("labels")
         classes, floats = "labels.argmax(1)", "labels.astype(numpy.float32)"
-        if name.startswith("data."):
+        if name.startswith(("data.", "data[")):
             classes, floats = f"{name}.int().argmax(1)", f"{name}.float()"
         remedy = f"they are one-hot: pass {classes} for a class each, or {floats} for multi-label"
     raw.expect(
@@ -45,6 +45,11 @@ def check_labels(raw: RawGraph) -> None:
         f"integers [{vertices}], or float32 [{vertices}, C] for multi-label ({raw.vertices_from}); {remedy}",
     )  # fmt: skip
     (_check_multiclass if rank == 1 else _check_multilabel)(raw)
+
+
+def has_label(labels: np.ndarray) -> np.ndarray:
+    """bool [V], of checked labels."""
+    return labels >= 0 if labels.ndim == 1 else ~np.isnan(labels).all(axis=1)
 
 
 def _as_classes(raw: RawGraph) -> np.ndarray:
@@ -138,7 +143,7 @@ def choose_split(raw: RawGraph, split: int | None) -> None:
         mask = of_numbers(mask, vertices, raw.name(name))
         good = mask.dtype == bool and mask.ndim in (1, 2) and mask.shape[-1] == vertices and len(mask) > 0
         remedy, several_form, given = "save one value for each vertex", f"[S, {vertices}]", mask
-        if raw.name(name).startswith("data."):  # whose masks are turned
+        if raw.name(name).startswith(("data.", "data[")):  # whose masks are turned
             several_form, given = f"[{vertices}, S]", mask.T
         if mask.ndim == 2 and mask.shape[0] == vertices:
             remedy = f"{'give' if given is not mask else 'save'} its .T, and say which split by --split 0"

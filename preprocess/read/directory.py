@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,17 @@ from hongtu.files import open_npy, read_json
 from hongtu.preprocess.read.collect import complete, refuse_relabel, rows_beside
 from hongtu.preprocess.read.formats import open_edges
 from hongtu.preprocess.read.formats.scipy_matrix import load_matrix
+from hongtu.preprocess.read.formats.table import ENDINGS as TABLE
 from hongtu.preprocess.read.formats.table import explain_folder, is_parts
+from hongtu.preprocess.read.formats.text import ENDINGS as TEXT
+from hongtu.preprocess.read.formats.text_lines import ending_of
 from hongtu.preprocess.read.graph import SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.source import NotIntegers, array_blocks, as_integers, as_names
 from hongtu.preprocess.read.typed import make_typed
+
+SHOWN = 9  # files in a message
+OF_VERTICES = re.compile("node|vert|feat|label|attr|^[xy]$")  # in the name of a table
+READERS = {".parquet": "parquet", ".feather": "feather", ".arrow": "feather"}  # of pandas
 
 
 def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = None) -> RawGraph:
@@ -47,6 +55,13 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
         "names": _names(path) | {split: str(path / f"{key}.npy") for split, (key, _) in masks.items()},
     }
     raw = _edges(path, config, have_rows=any(pieces[name] is not None for name in ("features", "labels", "masks")))
+    unread = _unread(path)
+    if unread is not None and pieces["features"] is None and not config.features:
+        raise InputError(
+            f"{path / 'features.npy'}: missing, and {unread.name} is not read; save its columns, a row for each vertex "
+            f"in their order, numpy.save('features.npy', pandas.read_{READERS.get(ending_of(unread), 'csv')}"
+            f"('{unread.name}')[COLUMNS].to_numpy()), and labels.npy, train_mask.npy likewise"
+        )
     for piece, value in pieces.items():
         setattr(raw, piece, value)
     stated, beside = raw.num_vertices, rows_beside(raw)
@@ -58,7 +73,10 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
         raise InputError(
             f"{raw.name('edges')}: {stated} vertices, but {raw.vertices_from}; give both for the same vertices"
         )
-    return complete(raw, config, scratch)
+    done = complete(raw, config, scratch)
+    if unread is not None:
+        note(f"{unread}: is not read; features, labels and masks are .npy files")
+    return done
 
 
 def _edges(path: Path, config: PreprocessConfig, *, have_rows: bool) -> RawGraph:
@@ -67,10 +85,12 @@ def _edges(path: Path, config: PreprocessConfig, *, have_rows: bool) -> RawGraph
         raise InputError(f"{path}: holds both {files[0].name} and {files[1].name}; remove one")
     if files and not files[0].is_file() and not is_parts(files[0]):
         raise InputError(f"{files[0]}: {explain_folder(files[0]) or 'not a file; mend or remove it'}")
-    if not files and (reason := explain_folder(path)):
+    if not files and path.name != "raw" and (reason := explain_folder(path)):
         raise InputError(f"{path}: {reason}")
     if not files:
-        raise InputError(f"{path / 'edges.npy'}: missing; save int32 or int64 [2, E], row 0 source, row 1 destination")
+        raise InputError(
+            f"{path / 'edges.npy'}: missing{_found(path)}; save int32 or int64 [2, E], row 0 source, row 1 destination"
+        )
     ids, file = read_ids(path / "ids.npy"), files[0]
     if config.relabel and ids is None and have_rows:
         raise InputError(
@@ -105,6 +125,12 @@ def read_ids(file: Path) -> np.ndarray | list[str] | None:
         return as_integers(str(file), ids, where)
     except NotIntegers:
         return as_names(str(file), ids, where)
+
+
+def _unread(path: Path) -> Path | None:
+    """A table that, by its name, is of vertices."""
+    beside = (file for file in sorted(path.iterdir()) if file.is_file() and ending_of(file) in (*TABLE, *TEXT))
+    return next((file for file in beside if OF_VERTICES.search(file.stem.lower())), None)
 
 
 def _names(path: Path) -> dict[str, str]:
@@ -160,6 +186,16 @@ def _typed_files(path: Path) -> list[Path]:
     """features_0.npy, features_1.npy, ..."""
     files = (path / f"features_{k}.npy" for k in itertools.count())
     return list(itertools.takewhile(Path.is_file, files))
+
+
+def _found(path: Path) -> str:
+    """What the directory holds in place of edges, for messages."""
+    if (path / "manifest.json").is_file():
+        return ", and it is an artifact: hongtu.open_artifact(path) opens it"
+    known = next((name for name in ("raw", "processed") if path.name == name or (path / name).is_dir()), None)
+    names = sorted(file.name + "/" * file.is_dir() for file in path.iterdir())[:SHOWN]
+    above = f"; of a dataset's folder pass the one that holds {known}/ with all its files" if known else ""
+    return f", found {', '.join(names) or 'nothing'}{above}"
 
 
 def _masks(path: Path) -> dict[str, tuple[str, np.ndarray]]:

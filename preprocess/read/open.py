@@ -17,7 +17,7 @@ from hongtu.graph.given import as_array
 from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.directory import read_directory
 from hongtu.preprocess.read.formats import open_edges, table
-from hongtu.preprocess.read.formats.hetero_data import from_dgl, from_hetero, is_dgl, is_hetero
+from hongtu.preprocess.read.formats.hetero_data import from_dgl, from_dict, from_hetero, is_dgl, is_hetero
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
 from hongtu.preprocess.read.formats.ogb import is_ogb, open_ogb
 from hongtu.preprocess.read.formats.ogb_types import is_ogb_types, open_ogb_types
@@ -57,7 +57,8 @@ def read_input(
     except OSError as error:
         if error.filename is None or not Path(error.filename).is_relative_to(path):
             raise
-        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); mend or remove it") from None
+        remedy = "copy or download it again" if isinstance(error, FileNotFoundError) else "mend or remove it"
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); {remedy}") from None
 
 
 def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading) -> RawGraph:
@@ -82,10 +83,9 @@ def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading)
 def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) -> RawGraph:
     """A graph from torch_geometric's ``Data`` or ``HeteroData``, DGL or NetworkX; what is given beside it replaces its
     own pieces."""
-    data = from_dgl(data) if is_dgl(data) else data
+    data = from_dgl(data) if is_dgl(data) else from_dict(data)
     if is_hetero(data):
-        needs_features = config.features is None and given.get("features") is None
-        raw = from_hetero(data, needs_features=needs_features, numbers=config.task == "regression")
+        raw = from_hetero(data, config, given=[piece for piece, value in given.items() if value is not None])
     else:
         raw = from_networkx(data) if is_networkx(data) else from_data(data)
     convert: dict[str, Callable[[Any], Any]] = {"features": as_features, "masks": as_masks}

@@ -116,6 +116,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32, copy=False)
 
 
+SQUARE = "of edges between two kinds of vertices pass scipy.sparse.bmat([[None, matrix], [matrix.T, None]])"
 DENSE = "of a dense adjacency matrix pass scipy.sparse.csr_matrix(matrix)"
 
 
@@ -125,13 +126,17 @@ class MatrixEdges(NamedTuple):
     Attributes:
         row, column: integers [E].
         values: float [E] or [E, F], or None where all are 1 or there are none.
-        vertices: its rows.
+        shape: its rows and columns.
     """
 
     row: np.ndarray
     column: np.ndarray
     values: np.ndarray | None
-    vertices: int
+    shape: tuple[int, ...]
+
+    @property
+    def vertices(self) -> int:
+        return self.shape[0]
 
 
 def to_edges(value: Any, name: str, *, square: bool = True) -> MatrixEdges | None:
@@ -145,10 +150,10 @@ def to_edges(value: Any, name: str, *, square: bool = True) -> MatrixEdges | Non
         return None
     row, column, values, (rows, columns) = found
     if square and rows != columns:
-        raise InputError(f"{name}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
+        raise InputError(f"{name}: a matrix of {rows} x {columns}, expected a square adjacency matrix; {SQUARE}")
     if values is not None and values.dtype.kind not in "biuf":
         raise InputError(f"{name}: entries of type {values.dtype}, expected real numbers; keep the real part")
-    return MatrixEdges(row, column, None if values is None else weights_of(values), rows)
+    return MatrixEdges(row, column, None if values is None else weights_of(values), (rows, columns))
 
 
 def _entries(value: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[int, ...]] | None:

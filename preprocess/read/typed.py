@@ -72,11 +72,24 @@ def make_typed(vertex_type: Any, parts: Sequence[Any], names: tuple[str, Sequenc
         if part.dtype.kind not in "biuf" or part.ndim != 2 or len(part) != counts[k]:
             raise InputError(
                 f"{names[1][k]}: {part.dtype} of shape {part.shape}, expected float32 [{counts[k]}, F]: a row for each "
-                f"vertex of type {k}, in the order of their numbers"
+                f"vertex of type {k}, in the order of their numbers; {form_remedy(part, counts[k])}"
             )
     if not any(part.shape[1] for part in parts):
         raise InputError(f"{' and '.join(names[1])}: no columns; leave features out, and pass --features embedding:64")
     return TypedFeatures(kind.astype(np.int32), parts)
+
+
+def form_remedy(features: Any, vertices: int) -> str:
+    """What mends features that have no float32 [V, F]."""
+    if features.dtype.names is not None:
+        return "make columns of its fields, with numpy.lib.recfunctions.structured_to_unstructured"
+    if features.dtype.kind not in "biuf":
+        return "save them with .astype(numpy.float32)"
+    if features.shape == (vertices,):
+        return "write one column, x[:, None]"
+    if features.ndim > 2 and len(features) == vertices:
+        return "make one row of each, x.reshape(len(x), -1)"
+    return "save a row for each vertex"
 
 
 def _positions(vertex_type: np.ndarray) -> np.ndarray:

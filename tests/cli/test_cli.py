@@ -20,7 +20,7 @@ from hongtu.cli.settings import descriptions
 from hongtu.cli.train_config import ModelConfig, TrainConfig
 from hongtu.config import PreprocessConfig
 from hongtu.errors import DeviceOutOfMemory, InputError
-from hongtu.preprocess.read.formats import ogb
+from hongtu.preprocess.read.formats import ogb_tables as ogb
 from tests.neutral import pieces, write
 
 ROOT = Path(__file__).resolve().parents[2]

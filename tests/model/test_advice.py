@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -277,3 +278,88 @@ def test_a_weight_that_is_used_twice():
         hongtu.from_pyg(Tied(alone=False))
     data = graph()
     check(prepare(data), Tied(alone=True), lambda model: model(data.x, data.edge_index), data)
+
+
+class OfAll(torch.nn.Module):
+    """Makes something of all features of vertices, or of edges, at once."""
+
+    def __init__(self, change, of_edges):
+        super().__init__()
+        self.first, self.last = pyg.GATConv(WIDTH, 8, edge_dim=2), pyg.SAGEConv(8, 4)
+        self.change, self.of_edges = change, of_edges
+
+    def forward(self, x, edge_index, edge_attr):
+        if self.change is not None:
+            x, edge_attr = (x, self.change(edge_attr)) if self.of_edges else (self.change(x), edge_attr)
+        return self.last(self.first(x, edge_index, edge_attr), edge_index)
+
+
+OF_ALL = {
+    "by the largest": lambda x: x / x.abs().max(),
+    "centred": lambda x: x - x.mean(0),
+    "standardised": lambda x: (x - x.mean(0)) / x.std(0),
+    "softmax": lambda x: x.softmax(0),
+    "by a norm": lambda x: torch.nn.functional.normalize(x, dim=0),
+}
+
+
+@pytest.mark.parametrize("of", ["x", "edge_attr"])
+@pytest.mark.parametrize("name", OF_ALL)
+def test_what_is_made_of_all_rows_is_made_beforehand(name, of):
+    data, change = graph(edge_attr=(64 * numbers(E, 2)).round() / 64), OF_ALL[name]
+    line = rf"is made once before hongtu.preprocess_graph, as (data.{of} = .*), and left out of forward"
+    with pytest.raises(InputError, match=line) as refused:
+        hongtu.Trainer(prepare(data), hongtu.from_pyg(OfAll(change, of == "edge_attr")))
+    beforehand = data.clone()
+    if name == "standardised":
+        exec(re.search(line, str(refused.value))[1], {"data": beforehand})
+    else:
+        beforehand[of] = change(data[of])
+    whole = beforehand.x.float().double(), data.edge_index, beforehand.edge_attr.float().double()
+    check(prepare(beforehand), OfAll(None, False), lambda model: model(*whole), beforehand)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: 1 / e,
+        lambda e: e / e.norm(dim=1, keepdim=True),
+        lambda e: (e - e.mean(1, keepdim=True)) / e.std(1, keepdim=True),
+    ],
+)
+def test_what_is_made_of_each_edge_alone_is_taken(change):
+    """Though it gives no numbers where an edge has zeros."""
+    data = graph(edge_attr=numbers(E, 2))
+    whole = data.x, data.edge_index, data.edge_attr.double()
+    check(prepare(data), OfAll(change, True), lambda model: model(*whole), data)
+
+
+@pytest.mark.parametrize(
+    "function", [np.tanh, lambda h: torch.from_numpy(np.asarray(h)), lambda h: torch.tensor(h.tolist())]
+)
+def test_functions_of_arrays_have_counterparts_that_take_rows(function):
+    FUNCTIONS["of an array"] = function
+    with pytest.raises(InputError, match=r"an array, or a list, of rows; .* as torch.tanh\(h\) for numpy.tanh\(h\)"):
+        hongtu.from_pyg(Called("of an array"))
+    FUNCTIONS["of an array"], data = torch.tanh, graph()
+    check(prepare(data), Called("of an array"), lambda model: model(data.x, data.edge_index), data)
+
+
+def of_rows(self, x, /, edge_index):
+    return self.last(self.first(x, edge_index), edge_index)
+
+
+def of_all(self, x, edge_index, edge_weight=None, /):
+    return self.last(self.first(x, edge_index, edge_weight), edge_index)
+
+
+def of_data(self, data, /):
+    return self.last(self.first(data.x, data.edge_index), data.edge_index)
+
+
+@pytest.mark.parametrize("forward", [of_rows, of_all, of_data])
+def test_arguments_without_names_are_given_in_order(forward):
+    data = graph()
+    given = (data,) if forward is of_data else (data.x, data.edge_index)
+    kind = type("InOrder", (Changing,), {"forward": forward})
+    check(prepare(data), kind(None), lambda model: model(*given), data)

@@ -549,10 +549,10 @@ def test_ogb_in_binary_form(tmp_path):
 
 
 @pytest.mark.parametrize("changes, expected", [
-    ({"raw/node-feat.csv.gz": lines(pieces()["features"][:20])}, ["node-feat.csv.gz: (20, 5)", "24 lines"]),
+    ({"raw/node-feat.csv.gz": lines(pieces()["features"][:20])}, ["node-feat.csv.gz: 20 lines of 5 columns"]),
     ({"raw/node-feat.csv.gz": "1,2\n3,x\n"}, ["node-feat.csv.gz: after line 0", "'x'"]),
     ({"raw/num-node-list.csv.gz": "12\n12\n"}, ["2 graphs, expected one"]),
-    ({"raw/node-feat.csv.gz": lines(pieces()["features"][[*range(24), 0]])}, ["node-feat.csv.gz: (25, 5)"]),
+    ({"raw/node-feat.csv.gz": lines(pieces()["features"][[*range(24), 0]])}, ["csv.gz: 25 lines of 5"]),
     ({"raw/node-feat.csv.gz": "# x\n" + lines(pieces()["features"])}, ["node-feat.csv.gz: after line 0", "'# x'"]),
     ({"raw/node-label.csv.gz": "1.5\n" * 24}, ["node-label.csv.gz: row 0: 1.5, expected the number of a class"]),
     ({"raw/node-label.csv.gz": "inf\n" * 24}, ["node-label.csv.gz: row 0: inf"]),

@@ -230,3 +230,92 @@ def test_split_that_is_none(arrays, expected, tmp_path, capsys):
     np.savez(source / "split" / "time" / "train.npz", **arrays)
     assert preprocess(source, tmp_path / "out") == 2
     assert expected in capsys.readouterr().err
+
+
+def text(folder, change=None, **lines):
+    """OGB's form as text, with other lines in some files."""
+    given, (raw, split) = pieces(), (folder / "raw", folder / "split" / "time")
+    raw.mkdir(parents=True), split.mkdir(parents=True)
+    files = {
+        "edge": given["edges"].T, "node-feat": given["features"], "node-label": given["labels"][:, None],
+        "num-node-list": [[24]], "num-edge-list": [[60]],
+    } | {STEMS[name]: numbers[:, None] for name, numbers in members_of(given).items()} | lines  # fmt: skip
+    for name, rows in files.items():
+        body = "".join(",".join(map(str, row)) + "\n" for row in rows).encode()
+        ((split if name in STEMS.values() else raw) / f"{name}.csv.gz").write_bytes(gzip.compress(body))
+    return folder
+
+
+NAN = [["nan"] * 5] * 24
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ({"node-feat": NAN}, "in/raw/node-feat.csv.gz: [0, 0] is nan, expected a finite"),
+        (
+            {"edge": [[0, 24]] * 60},
+            "line 1: vertex 24, expected 0 to 23 (IN/raw/num-node-list.csv.gz says 24 vertices)",
+        ),
+        ({"edge": [[0, 1, 2]] * 60}, "in/raw/edge.csv.gz: line 1: 3 columns, expected 2; download the dataset again"),
+        ({"node-label": [[0]] * 23}, "in/raw/node-label.csv.gz: int64 of shape (23,), expected integers [24]"),
+        (
+            {"node-label": [[0.5]] * 24},
+            "in/raw/node-label.csv.gz: row 0: 0.5, .*--task regression for numbers",
+        ),
+        ({"valid": [[0]], "train": [[0]]}, "split/time/train.csv.gz and IN/split/time/valid.csv.gz: overlapping masks"),
+        ({"train": []}, "in/split/time/train.csv.gz: no vertex is True"),
+        ({"node-label": [["nan"]] * 24}, "in/split/time/train.csv.gz: contains vertex"),
+    ],
+)
+def test_refusals_name_the_file_at_fault(lines, message, tmp_path, capsys):
+    source = text(tmp_path / "in", **lines)
+    assert preprocess(source, tmp_path / "out") == 2
+    said, words = capsys.readouterr().err.replace(str(source), "IN"), message.replace("in/", "IN/", 1).split(".*")
+    assert all(word in said for word in words), said
+
+
+def test_numbers_to_predict_as_is_advised(tmp_path):
+    source = text(tmp_path / "in", **{"node-label": [[v + 0.5] for v in range(24)]})
+    assert preprocess(source, tmp_path / "out", "--task", "regression") == 0
+    artifact = hongtu.open_artifact(tmp_path / "out")
+    assert np.array(artifact.labels)[np.argsort(artifact.original_id)].ravel().tolist() == [v + 0.5 for v in range(24)]
+
+
+@pytest.mark.parametrize("inside", ["raw", "split", "."])
+def test_the_folder_of_a_dataset_is_named(inside, tmp_path, capsys):
+    source = text(tmp_path / "in")
+    if inside == ".":
+        (source / "raw" / "edge.csv.gz").unlink()
+    assert preprocess(source / inside, tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "edges.npy: missing, found " in said and ("pass the one that holds raw/" in said or inside == "split")
+
+
+def test_mag240m_whose_split_has_no_test(tmp_path):
+    """As its newer releases, which name the papers without published labels otherwise."""
+    given = pieces()
+    source = lsc(tmp_path / "in", given)
+    members = torch.load(source / "split_dict.pt", weights_only=False)
+    members["test-whole"] = members.pop("test")
+    torch.save(members, source / "split_dict.pt")
+    raw = raw_of(source, tmp_path)
+    for name, numbers in members_of(given).items():
+        assert np.flatnonzero(raw[name]).tolist() == numbers.tolist() or name == "test"
+
+
+@pytest.mark.parametrize("broken", ["words", "no features", "of another kind"])
+def test_damaged_papers(broken, tmp_path, capsys):
+    source = lsc(tmp_path / "in", pieces())
+    paper = source / "processed" / "paper"
+    if broken == "words":
+        np.save(paper / "node_label.npy", np.array(["a"] * 24))
+    elif broken == "no features":
+        (paper / "node_feat.npy").unlink()
+    else:
+        (source / "split_dict.pt").unlink()
+        np.save(paper / "node_feat.npy", np.load(paper / "node_feat.npy")[:20])
+    assert preprocess(source, tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    expected = {"words": "node_label.npy: <U1, expected numbers of classes", "no features": "node_feat.npy: missing"}
+    assert expected.get(broken, "node_feat.npy has 20 rows") in said

@@ -109,7 +109,7 @@ def test_another_file_is_another_input(file, tmp_path, capsys):
         ("raw/num-node-dict.csv.gz", [["..", "paper"], [7, 9]], "expected two lines, names of types"),
         ("raw/num-node-dict.csv.gz", [], "expected two lines, names of types"),
         ("raw/relations/author___writes___paper/edge.csv.gz", [[0, 9]], "vertex 9, expected 0 to 8"),
-        ("raw/node-feat/paper/node-feat.csv.gz", [[1, 2]], "expected 9 lines"),
+        ("raw/node-feat/paper/node-feat.csv.gz", [[1, 2]], "1 lines of 2 columns, expected 9 of 2"),
         ("split/time/paper/train.csv.gz", [[9]], "vertex 9, expected 0 to 8"),
     ],
     ids=lambda x: "" if isinstance(x, list) else None,

@@ -11,6 +11,7 @@ import scipy.sparse
 import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import AddSelfLoops, NormalizeFeatures, ToUndirected
 from torch_geometric.utils import add_remaining_self_loops, coalesce, sort_edge_index, to_undirected
 
 import hongtu
@@ -200,22 +201,53 @@ def without_rows(graph):
 
 
 def two_labels(graph):
-    graph["author"].y = torch.zeros(6)
+    graph["author"].y = torch.rand(6, 2)
+
+
+def two_splits(graph):
+    graph["author"].y, graph["author"].train_mask = torch.zeros(6).long(), torch.ones(6, 2).bool()
 
 
 def one_attribute(graph):
     graph["paper", "cites", "paper"].edge_attr = torch.randn(11, 2)
 
 
+CITES = "paper", "cites", "paper"
+
+
+def put(key, **fields):
+    """What gives a type or a relation these fields."""
+    return lambda graph: [setattr(graph[key], name, value) for name, value in fields.items()]
+
+
 def beyond(graph):
-    graph["author", "writes", "paper"].edge_index[0, 0] = 6
+    graph["author", "writes", "paper"].edge_index[0, :2] = torch.tensor([0, 6])
 
 
 @pytest.mark.parametrize(("change", "message"), [
     (without_rows, r"data\['paper'\].x and data\['author'\].x: no columns; leave features out, .*embedding:64"),
-    (two_labels, r"data\['paper'\].y and data\['author'\].y: int64 .* and float32 .*, expected the same"),
-    (one_attribute, r"data\['paper', 'cites', 'paper'\].edge_attr: 11 rows, expected one for each of 12"),
-    (beyond, r"data\['author', 'writes', 'paper'\].edge_index: vertex 6, expected 0 to 5, as there are 'author'"),
+    (two_labels, r"data\['paper'\].y and data\['author'\].y: int64 \[N\] and float32 \[N, 2\], expected the same"),
+    (two_splits, r"data\['author'\].train_mask: 2 splits; pass one, split=0 to split=1"),
+    (one_attribute, r"'cites', 'paper'\].edge_attr: float32 of shape \(11, 2\), expected float32 \[12"),
+    (beyond, r"edge_index: vertex 6, expected 0 to 5, for there are 6 of 'author'; remove the edge"),
+    (put("author", x=torch.rand(6)), r"author'\].x: float32 of shape \(6,\), .*; write one column, x\[:, None\]"),
+    (put("author", x=torch.rand(6, 2, 2)), r"author'\].x: .*; make one row of each, x.reshape\("),
+    (put("author", x=torch.rand(6, 2).log() / 0), r"data\['author'\].x: \[0, 0\] is -inf"),
+    (put("author", y=torch.tensor([0, 1])), r"author'\].y: int64 of shape \(2,\), expected integers \[6\]"),
+    (put("author", y=torch.arange(6) - 4), r"data\['author'\].y: \[0\] is -4, expected -1"),
+    (put("paper", y=torch.rand(9)), r"data\['paper'\].y: float32 of shape \(9,\), expected integers \[9\]"),
+    (put("paper", train_mask=torch.ones(8).bool()), r"of shape \(8,\), expected bool \[9\] or \[9, S\]"),
+    (put("paper", test_mask=torch.tensor([8, 7])), r"val_mask and data\['paper'\].test_mask: overlapping"),
+    (put("paper", y=torch.arange(9) - 1), r"train_mask: contains vertex 0 \(and 0 more\) whose label is -1"),
+    (put(CITES, edge_attr=torch.rand(12, 2) / 0), r"paper'\].edge_attr: \[0, 0\] is inf"),
+    (put(CITES, edge_attr=torch.rand(12, 2, 2)), r"paper'\].edge_attr: float32 of shape \(12, 2, 2\)"),
+    (put(CITES, edge_attr=np.array(["a"] * 12)), r"paper'\].edge_attr: <U1 of shape \(12, 1\)"),
+    (put(CITES, edge_weight=torch.rand(12).log() / 0), r"paper'\].edge_weight: \[0\] is -inf"),
+    (put(CITES, edge_index=torch.rand(2, 12)), r"paper'\].edge_index: vertex ids of type float32"),
+    (put(CITES, edge_index=torch.rand(2, 12) > 0), r"paper'\].edge_index: vertex ids of type bool"),
+    (put(CITES, edge_index=1 + torch.arange(9).repeat(2, 1)), r"; subtract 1, for the ids start at 1"),
+    (put(("venue", "has", "paper"), edge_index=torch.zeros(2, 1).long()), r"no type 'venue' among paper, author"),
+    (put(CITES, edge_index=torch.eye(6).to_sparse()), r"for 6 sources and 6 destinations, expected 9 of"),
 ])  # fmt: skip
 def test_what_one_graph_cannot_hold(change, message, tmp_path):
     graph = hetero()
@@ -223,6 +255,51 @@ def test_what_one_graph_cannot_hold(change, message, tmp_path):
     with pytest.raises(InputError, match=message):
         hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=1, chunks=2)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "transform"),
+    [
+        ({"undirected": True}, r"pass torch_geometric.transforms.ToUndirected\(\)\(data\)", ToUndirected),
+        ({"self_loops": True}, r"pass torch_geometric.transforms.AddSelfLoops\(\)\(data\)", AddSelfLoops),
+        ({"normalize_features": True}, r"transforms.NormalizeFeatures\(\)\(data\) does it", NormalizeFeatures),
+    ],
+)
+def test_types_are_changed_by_torch_geometric_beforehand(options, message, transform, tmp_path):
+    with pytest.raises(InputError, match=message):
+        hongtu.preprocess_graph(data=hetero(), artifact=tmp_path / "out", partitions=1, chunks=2, **options)
+    changed = transform()(hetero())
+    artifact = hongtu.preprocess_graph(data=changed, artifact=tmp_path / "out", partitions=1, chunks=2)
+    assert artifact.topology.num_edges == changed.num_edges and artifact.num_edge_types == len(changed.edge_types)
+    order = np.argsort(artifact.original_id)
+    assert np.array_equal(np.array(artifact.features)[order][:9, 1:], changed["paper"].x)
+
+
+def test_masks_of_a_type_without_labels_are_left_out_with_a_note(tmp_path, capfd):
+    graph = hetero()
+    graph["author"].train_mask = torch.ones(6).bool()
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "out", partitions=1, chunks=2)
+    assert artifact.masks["train"].sum() == 6
+    assert "data['author'].train_mask: is left out, for there is no data['author'].y" in capfd.readouterr().err
+    labels = torch.zeros(15).long()
+    artifact = hongtu.preprocess_graph(data=graph, labels=labels, artifact=tmp_path / "own", partitions=1, chunks=2)
+    assert artifact.masks["train"].sum() == 12  # also those of authors
+
+
+@pytest.mark.parametrize("form", ["in memory", "saved"])
+def test_dictionaries_of_typed_graphs(form, tmp_path):
+    """As a refusal of a whole ``HeteroData`` in a file advises."""
+    file, expected = tmp_path / "data.pt", hongtu.preprocess_graph(data=hetero(), artifact=tmp_path / "out", chunks=2)
+    torch.save(hetero(), file)
+    with pytest.raises(InputError, match=r"save `data.to_dict\(\)` with torch.save"):
+        hongtu.preprocess_graph(data=file, artifact=tmp_path / "other", chunks=2)
+    torch.save(hetero().to_dict(), file)
+    given = file if form == "saved" else hetero().to_dict()
+    found = hongtu.preprocess_graph(data=given, artifact=tmp_path / "other", chunks=2)
+    assert found.types == expected.types
+    for name in ("features.npy", "labels.npy", "edge_type.npy", "local_source.npy", "train_mask.npy"):
+        if (tmp_path / "out" / name).exists():
+            assert np.array_equal(np.load(tmp_path / "out" / name), np.load(tmp_path / "other" / name)), name
 
 
 def test_weights_and_splits(tmp_path):

@@ -170,7 +170,8 @@ def test_weights_saved_as_safetensors_predict_the_same(tmp_path):
     for path, said in zip(forged, ("[]", "[" * 100_000, "7", '{"layers": 7}'), strict=True):
         library.save_file(trained.model.state_dict(), path, {"hongtu": said})
     for trainer, path, message in (
-        (other, theirs, r"0.bias \[4\] is in one"), (other, tmp_path / "cut.safetensors", "not a readable file"),
+        (other, theirs, r"0.bias: the file has \[4\], the model has"),
+        (other, tmp_path / "cut.safetensors", "not a readable file"),
         (other, tmp_path / "no.safetensors", "no such file"),
         *((other, path, "not a readable file|layers is 7") for path in forged),
         (short, file, "has 3 layers, this run has 1"),
@@ -180,6 +181,49 @@ def test_weights_saved_as_safetensors_predict_the_same(tmp_path):
     for path, form in ((file, "snapshot"), (tmp_path / "w.pt", "safetensors"), (file, "onnx")):
         with pytest.raises(InputError, match="save: "):
             trained.save(path, format=form)
+
+
+def of_model(**options):
+    """A Trainer of a torch_geometric model, and the model."""
+    torch.manual_seed(3)
+    model = pyg.GCN(problem().width, 5, 2, problem().classes, **options)
+    return hongtu.Trainer(problems.prepare(problem(), 2, 3), hongtu.from_pyg(model)), model
+
+
+@pytest.mark.parametrize("whose", ["the layers", "the model", "hongtu export"])
+def test_state_dicts_of_torch_predict_the_same(whose, tmp_path):
+    trained, model = of_model()
+    trained.train_epoch()
+    hongtu.to_pyg(trained.model, model)
+    torch.save((trained.model if whose == "the layers" else model).state_dict(), tmp_path / "weights.pt")
+    other = of_model()[0]
+    if whose == "hongtu export":
+        given = problem()
+        layers = [hnn.GCNConv(given.width, 5, activation="relu"), hnn.GCNConv(5, given.classes)]
+        other = hongtu.Trainer(trained.artifact, layers)
+    other.load_weights(tmp_path / "weights.pt")
+    torch.testing.assert_close(other.predict(), trained.predict())
+
+
+def test_what_else_torch_saves_is_said_with_what_mends_it(tmp_path):
+    path, (trainer, model) = tmp_path / "weights.pt", of_model()
+    weights = model.state_dict()
+    for saved, method, message in (
+        (weights, trainer.load, r"a state dict, weights without optimizer .*trainer.load_weights\(path\) takes it"),
+        (of_model(norm="batch_norm")[1].state_dict(), trainer.load_weights, "rename its weights, or load them into"),
+        ({"net." + name: x for name, x in weights.items()}, trainer.load_weights, "the file has none, the model has"),
+        ({"model": weights, "epoch": 3}, trainer.load_weights, r"a dictionary of model, epoch.*model.state_dict\(\)"),
+        (model, trainer.load_weights, r"a model, which torch.save wrote.*torch.save\(model.state_dict\(\), path\)"),
+        (model, trainer.load, r"a model, which torch.save wrote.*torch.save\(model.state_dict\(\), path\)"),
+        ([1, 2], trainer.load, "not a snapshot, or damaged"),
+    ):
+        torch.save(saved, path)
+        with pytest.raises(InputError, match=message):
+            method(path)
+    trainer.save(path)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(InputError, match="its hash differs"):
+        trainer.load_weights(path)
 
 
 # --------------------------------------------------------------------------------------------------------- metrics

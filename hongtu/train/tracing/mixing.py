@@ -19,6 +19,7 @@ from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
 from hongtu.model.rows_alone import ROUNDING, ROWS, Function, Given, Result, distance, find_mixture, varied
 from hongtu.model.structure import Kind
+from hongtu.model.typed_hop import TypedHop
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.layer import Layer
 from hongtu.nn.whole_graph import WholeGraphNorm
@@ -43,12 +44,14 @@ class _Part:
     Attributes:
         given: what comes before it gives, then what belongs to vertices and edges.
         leaves: how many tensors of the former there are.
+        index: of the layer.
         of_edges: whole numbers say where rows lie.
     """
 
     run: Run
     given: Given
     leaves: int
+    index: int
     of_edges: bool = False
 
     def functions(self, network: Network) -> list[Function]:
@@ -90,7 +93,7 @@ def _parts(network: Network, form: GraphForm, kind: Kind) -> Iterator[_Part]:
     states: dict[int, Tensor] = {}
     for index in range(len(network.layers) + 1):
         taken = [known[number] for number in network.wiring.takes[index]]
-        stage = _Part(partial(_stage, index, len(taken)), (a, *s, *taken, *of_rows), 1 + len(s) + len(taken))
+        stage = _Part(partial(_stage, index, len(taken)), (a, *s, *taken, *of_rows), 1 + len(s) + len(taken), index)
         yield stage
         with torch.no_grad():
             z, *rest = stage.run(network, stage.given)
@@ -112,7 +115,7 @@ def _parts(network: Network, form: GraphForm, kind: Kind) -> Iterator[_Part]:
             edge_rows = (x.reshape(ROWS * DEGREE, -1) for x in given)
             states |= dict(zip(network.gives_edges(index), edge_rows, strict=True))
             if layer.linear_aggregate and layer.combines:
-                combine = _Part(partial(_combine, index), (a, *s, *of_rows), 1 + len(s))
+                combine = _Part(partial(_combine, index), (a, *s, *of_rows), 1 + len(s), index)
                 if not layer.built_in:
                     yield combine
                 (a,), s = combine.run(network, combine.given), ()
@@ -151,7 +154,7 @@ def _aggregate_part(
         beside["edge_weight"] = torch.arange(count, dtype=z.dtype) % 4 / 4 + 0.5
     places = torch.tensor(EDGES).view(-1).bool(), torch.arange(ROWS), DEGREE * torch.arange(ROWS)
     run = partial(_aggregate, index, tuple(beside), len(e))
-    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e), of_edges=True)
+    return _Part(run, (sources, *s, *e, *beside.values(), *places, *of_rows), 1 + len(s) + len(e), index, of_edges=True)
 
 
 def _aggregate(index: int, beside: tuple[str, ...], states: int, network: Network, given: Given) -> list[Tensor]:
@@ -229,10 +232,31 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
             "aggregate in a way that the longest list of in-edges does not change (aggr='lstm' is no such)"
         )
     raise InputError(
-        f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; a module "
-        "between layers, and what a layer does to rows and edges, must treat each alone; only the in-edges of one "
-        "destination may be put together, as TransformerConv does; of all vertices there are the statistics of "
-        "torch.nn.BatchNorm1d, GraphNorm and PairNorm"
+        f"{title} mixes the rows of its input, which would be those of a chunk instead of the whole graph; "
+        f"{_remedy(network, part, title)}"
+    )
+
+
+def _remedy(network: Network, part: _Part, title: str) -> str:
+    """What to do in place of a part that mixes rows."""
+    layer: Any = network.layers[part.index] if part.index < len(network.layers) else None
+    of_all = "of all vertices there are the statistics of torch.nn.BatchNorm1d, GraphNorm and PairNorm"
+    edges, features = part.of_edges and hasattr(layer, "encode_edges"), title.startswith("layers[0] ")
+    name, rows, otherwise = "", "all rows of x", f"behind a layer, {of_all}"
+    if isinstance(layer, TypedHop):
+        name, rows = f"[{layer.types.names[0]!r}].x", "all features of a type"
+        otherwise = "between convolutions torch.nn.LayerNorm takes each row alone"
+    elif edges or (features and not part.of_edges):
+        name, rows = (".edge_attr", "all edge_attr") if edges else (".x", rows)
+    if not name:
+        return (
+            "a module between layers, and what a layer does to rows and edges, must treat each alone; only the "
+            f"in-edges of one destination may be put together, as TransformerConv does; {of_all}"
+        )
+    once = f"data{name} = (data{name} - data{name}.mean(0)) / data{name}.std(0)"
+    return (
+        f"what is made of {rows} at once is made once before hongtu.preprocess_graph, as {once}, and left out of "
+        f"forward; {otherwise}"
     )
 
 

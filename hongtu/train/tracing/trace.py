@@ -89,7 +89,7 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+    except (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError) as error:
         text = " ".join(str(error).split())[:200]
         of_edges = f", those of edges {form.edges.features}" if form.edges.features else ""
         rows = f", given rows of {network.given} columns" if network.given else ""

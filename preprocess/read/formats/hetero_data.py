@@ -9,19 +9,30 @@ Legend: V vertices, V_k of type k, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from hongtu.errors import InputError
-from hongtu.preprocess.read.check_labels import of_numbers
-from hongtu.preprocess.read.formats.pyg_data import Ends, edges_of, masks_of, vertex_fields
+from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError, note
+from hongtu.preprocess.read.check import check_edge_numbers
+from hongtu.preprocess.read.check_labels import (
+    check_labels,
+    check_masks,
+    check_numbers,
+    choose_split,
+    has_label,
+    of_numbers,
+)
+from hongtu.preprocess.read.formats.pyg_data import Ends, edges_of, masks_of, title_of, vertex_fields
 from hongtu.preprocess.read.graph import SPLIT_NAMES, RawGraph
 from hongtu.preprocess.read.source import array_blocks
 from hongtu.preprocess.read.typed import make_typed
+
+GLOBAL = "_global_store"  # of a HeteroData's dictionary: what is of no type
 
 
 @dataclass
@@ -45,12 +56,24 @@ def is_hetero(data: Any) -> bool:
     return all(hasattr(data, name) for name in ("node_types", "edge_types", "metadata"))
 
 
-def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name: str = "data") -> RawGraph:
-    """One graph of all types; labels and masks are those of the one type that has some.
+def from_dict(data: Any) -> Any:
+    """What ``HeteroData.to_dict()`` gave, as such; anything else as it is."""
+    if not isinstance(data, Mapping) or not any(isinstance(key, tuple) and len(key) == 3 for key in data):
+        return data
+    stores = {key: SimpleNamespace(**of) for key, of in data.items() if isinstance(of, Mapping) and key != GLOBAL}
+    relations = [key for key in stores if isinstance(key, tuple)]
+    kinds = [key for key in stores if isinstance(key, str)]
+    for store in (stores[kind] for kind in kinds if not hasattr(stores[kind], "num_nodes")):
+        rows = next((value for key in ("x", "y", "train_mask") if (value := getattr(store, key, None)) is not None), ())
+        store.num_nodes = len(rows) or None
+    return TypedGraph(kinds, relations, stores)
+
+
+def from_hetero(data: Any, config: PreprocessConfig, *, given: Collection[str] = (), name: str = "data") -> RawGraph:
+    """One graph of all types; labels and masks are those of the types that have some.
 
     Args:
-        needs_features: nobody gives others, so that every type must have its own.
-        numbers: labels are numbers to predict.
+        given: pieces that somebody gives in place of its own.
 
     Raises:
         InputError: for what one graph cannot hold, with what to do.
@@ -60,27 +83,34 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
     if not relations:
         between = f" between its vertex types {', '.join(kinds)}" if kinds else ""
         raise InputError(f"{name}: has no edges{between}; add some")
+    unknown = [(key, kind) for key in relations for kind in (key[0], key[2]) if kind not in kinds]
+    for key, kind in unknown:
+        raise InputError(
+            f"{relations[key]}: there is no type {kind!r} among {', '.join(kinds)}; set x or num_nodes of {name}"
+            f"[{kind!r}]"
+        )
     counts = {kind: data[kind].num_nodes for kind in kinds}
-    for kind, count in counts.items():
-        if count is None:
-            raise InputError(f"{kinds[kind]}: no x, and no num_nodes that says how many vertices there are; set it")
+    for kind, number in counts.items():
+        if number is None:
+            x = getattr(data[kind], "x", None)
+            found = "no x" if x is None else f"x is a {type(x).__name__}, no tensor"
+            raise InputError(f"{kinds[kind]}: {found}, and no num_nodes says how many vertices there are; set it")
+    titles = [title_of(data[kind], title, "x") for kind, title in kinds.items()]
     starts = np.cumsum([0, *counts.values()])
     first, vertices = dict(zip(kinds, starts.tolist())), int(starts[-1])
-    edges = {key: _checked(edges_of(data[key], title, square=False), key, counts) for key, title in relations.items()}
+    edges = {key: _edges(data[key], title, key, counts) for key, title in relations.items()}
     source = np.concatenate([ends.source + first[key[0]] for key, ends in edges.items()])
     destination = np.concatenate([ends.destination + first[key[2]] for key, ends in edges.items()])
     sizes = [len(ends.source) for ends in edges.values()]
-    given = [ends.weight for ends in edges.values()]
-    weights = [
-        np.ones(n, np.float32) if w is None else w for n, w in zip(sizes, given, strict=True)
-    ]  # 1: a missing one
-    weighted = any(weight is not None for weight in given)
+    own = [ends.weight for ends in edges.values()]
+    weights = [np.ones(n, np.float32) if w is None else w for n, w in zip(sizes, own, strict=True)]  # 1: a missing one
+    weighted = any(weight is not None for weight in own)
     fields = {kind: vertex_fields(data[kind], title) for kind, title in kinds.items()}
     raw = RawGraph(
         title=name,
         blocks=array_blocks(name, source, destination, np.concatenate(weights) if weighted else None),
         num_vertices=vertices,
-        features=_features(fields, counts, kinds) if needs_features else None,
+        features=_features(fields, counts, titles) if config.features is None and "features" not in given else None,
         edge_features=_edge_features([ends.features for ends in edges.values()], sizes),
         edge_type=np.repeat(np.arange(len(edges)), sizes),
         edge_types=len(edges),
@@ -90,19 +120,45 @@ def from_hetero(data: Any, *, needs_features: bool, numbers: bool = False, name:
         },
         edge_forms=dict(set.intersection(*({*ends.forms.items()} for ends in edges.values()))),
     )
-    for kind in [kind for kind in kinds if fields[kind]["labels"] is not None]:
-        span, labels = slice(first[kind], first[kind] + counts[kind]), fields[kind]["labels"]
-        if labels.dtype.kind in "biu":  # which have no NaN for vertices of other types
-            labels = labels.astype(np.float32 if numbers else np.int64)
-        title, before = f"{kinds[kind]}.y", raw.names.get("labels")
-        raw.labels = _placed(raw.labels, labels, span, vertices, 0, (before, title))
-        masks, titles = masks_of(data[kind], kinds[kind])
-        for split, mask in (masks or {}).items():
-            known = raw.masks = raw.masks or {}
-            mask = of_numbers(mask, counts[kind], titles[split])
-            known[split] = _placed(known.get(split), mask, span, vertices, -1, (raw.names.get(split), titles[split]))
-        raw.names = titles | {"labels": title} | raw.names
+    raw.names = {f"features_{k}": title for k, title in enumerate(titles)} | {"features": " and ".join(titles)}
+    for kind, title in kinds.items():
+        span = slice(first[kind], first[kind] + counts[kind])
+        _add_labels(raw, data[kind], RawGraph(title=title, labels=fields[kind]["labels"]), span, config, given)
     return raw
+
+
+def _add_labels(
+    raw: RawGraph, data: Any, own: RawGraph, span: slice, config: PreprocessConfig, given: Collection[str]
+) -> None:
+    """Place labels and masks of one type among those of all types."""
+    title, vertices, others = own.title, raw.num_vertices or 0, config.labels or "labels" in given
+    own.num_vertices = span.stop - span.start
+    own.vertices_from = f"{title} has {own.num_vertices} vertices"
+    own.masks, own.names = masks_of(data, title)
+    own.names["labels"] = title_of(data, title, "y")
+    own.masks = None if config.task == "links" or "masks" in given else own.masks
+    if own.labels is not None and not others and config.task != "links":
+        _check_labelled(own, config)
+        whose = raw.names.get("labels"), own.names["labels"]
+        raw.labels = _placed(raw.labels, own.labels, span, vertices, 0, whose)
+    elif own.masks and not others:
+        note(f"{own.names[next(iter(own.masks))]}: is left out, for there is no {own.names['labels']}")
+        return
+    for split, mask in (own.masks or {}).items():
+        known, whose = raw.masks or {}, (raw.names.get(split), own.names[split])
+        mask = of_numbers(mask, own.num_vertices, own.names[split])
+        raw.masks = known | {split: _placed(known.get(split), mask, span, vertices, -1, whose)}
+    raw.names = own.names | raw.names if own.labels is not None or own.masks else raw.names
+
+
+def _check_labelled(raw: RawGraph, config: PreprocessConfig) -> None:
+    """Check labels and masks of one type in its own numbers, before they lie among those of others."""
+    (check_numbers if config.task == "regression" else check_labels)(raw)
+    if raw.masks is not None and not config.random_split:  # which replaces them
+        masks = raw.masks
+        choose_split(raw, config.split)
+        check_masks(raw, has_label(raw.labels), ())
+        raw.masks = masks
 
 
 def _placed(
@@ -120,21 +176,40 @@ def _placed(
     if before is None:
         before = np.full(shape, {"f": np.nan, "i": -1}.get(rows.dtype.kind, 0), dtype=rows.dtype)
     if not fits or before.shape != shape or before.dtype.kind != rows.dtype.kind:
-        found = f"{before.dtype} {before.shape} and {rows.dtype} {shape}"
+        beside = [[*array.shape[:-1]] if axis else [*array.shape[1:]] for array in (before, rows)]
+        found = " and ".join(
+            f"{array.dtype} {['N', *of]}".replace("'", "") for array, of in zip((before, rows), beside)
+        )
         raise InputError(f"{' and '.join(map(str, names))}: {found}, expected the same for both; delete one")
     before[(..., span) if axis else span] = rows
     return before
 
 
-def _checked(ends: Ends, key: tuple[str, str, str], counts: Mapping[str, int]) -> Ends:
-    """The edges, whose ends are vertices of their types."""
+def _edges(data: Any, title: str, key: tuple[str, str, str], counts: Mapping[str, int]) -> Ends:
+    """The edges of a relation, whose ends are vertices of their types, and what lies beside them."""
+    ends, shape = edges_of(data, title, square=False), (counts[key[0]], counts[key[2]])
+    if ends.vertices not in (None, shape):
+        raise InputError(
+            f"{ends.title}: a matrix for {ends.vertices[0]} sources and {ends.vertices[1]} destinations, expected "
+            f"{shape[0]} of {key[0]!r} and {shape[1]} of {key[2]!r}; the rows of edge_index are sources, of adj_t "
+            "destinations"
+        )
     for kind, ids in ((key[0], ends.source), (key[2], ends.destination)):
-        if ids.dtype.kind in "iu" and len(ids) and not 0 <= ids.min() <= ids.max() < counts[kind]:
+        if ids.dtype.kind not in "iu":
+            raise InputError(f"{ends.title}: vertex ids of type {ids.dtype}, expected integers; cast them to int64")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < counts[kind]:
             bad = ids.min() if ids.min() < 0 else ids.max()
-            raise InputError(f"{ends.title}: vertex {bad}, expected 0 to {counts[kind] - 1}, as there are {kind!r}")
-    if ends.features is not None and len(ends.features) != len(ends.source):
-        title = ends.title.replace("edge_index", "edge_attr")
-        raise InputError(f"{title}: {len(ends.features)} rows, expected one for each of {len(ends.source)} edges")
+            from_one = ids.min() == 1 and ids.max() == counts[kind]
+            remedy = "subtract 1, for the ids start at 1" if from_one else "remove the edge or add the vertex"
+            raise InputError(
+                f"{ends.title}: vertex {bad}, expected 0 to {counts[kind] - 1}, for there are {counts[kind]} of "
+                f"{kind!r}; {remedy}"
+            )
+    names = {"edge_weight": "edge_weight", "edge_features": "edge_attr"}
+    names = {piece: title_of(data, title, field) for piece, field in names.items()}
+    weight = None if ends.weight is None else ends.weight.astype(np.float64)  # which may be whole numbers
+    own = np.broadcast_to(np.int64(0), (2, len(ends.source)))  # of which only how many there are is looked at
+    check_edge_numbers(RawGraph(edges=own, edge_weight=weight, edge_features=ends.features, names=names))
     return ends
 
 
@@ -148,14 +223,13 @@ def _edge_features(given: list[np.ndarray | None], counts: list[int]) -> np.ndar
     return found if columns else None
 
 
-def _features(fields: Mapping[str, Any], counts: Mapping[str, int], titles: Mapping[str, str]) -> Any:
+def _features(fields: Mapping[str, Any], counts: Mapping[str, int], names: list[str]) -> Any:
     parts = [fields[kind]["features"] for kind in fields]
     if all(part is None for part in parts):
         return None
     blank = {kind: np.zeros((count, 0), np.float32) for kind, count in counts.items()}  # as those without x have
     parts = [blank[kind] if part is None else part for kind, part in zip(fields, parts, strict=True)]
     dense = [part.toarray() if hasattr(part, "toarray") else part for part in parts]
-    names = [f"{titles[kind]}.x" for kind in fields]
     vertex_type = np.repeat(np.arange(len(parts)), list(counts.values()))
     return parts[0] if len(parts) == 1 else make_typed(vertex_type, dense, ("vertex_type", names))
 

@@ -14,7 +14,7 @@ from hongtu.preprocess.read.formats.text import edge_blocks
 from hongtu.preprocess.read.formats.text_layout import Columns
 from hongtu.preprocess.read.formats.text_lines import WHITE_SPACE, read_head
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
+from hongtu.preprocess.read.source import SQUARE, EdgeBlock, NotIntegers
 
 ENDINGS = (".mtx",)
 FIELDS = ("pattern", "integer", "unsigned-integer", "real", "double")
@@ -56,11 +56,12 @@ def _header(path: Path) -> MatrixHeader:
         )
     form, field, symmetry = banner[2:]
     if form != "coordinate":
-        raise InputError(f"{path}: a dense array, expected sparse coordinates; write it with scipy.io.mmwrite")
+        remedy = "write it with scipy.io.mmwrite(path, scipy.sparse.coo_matrix(scipy.io.mmread(path)))"
+        raise InputError(f"{path}: a dense array, expected sparse coordinates; {remedy}")
     if field not in FIELDS or symmetry not in SYMMETRIES or (field, symmetry) == ("pattern", "skew-symmetric"):
         raise InputError(
             f"{path}: line 1: a {symmetry} matrix of {field} entries, expected one of {', '.join(FIELDS)}, and one of "
-            f"{', '.join(SYMMETRIES)}; write it with scipy.io.mmwrite"
+            f"{', '.join(SYMMETRIES)}; write it with scipy.io.mmwrite(path, scipy.io.mmread(path).real)"
         )
     sizes = lines[0][1].split()
     if len(sizes) != 3 or not all(re.fullmatch(rb"[0-9]{1,18}", size) for size in sizes):
@@ -70,7 +71,7 @@ def _header(path: Path) -> MatrixHeader:
         )
     rows, columns, entries = map(int, sizes)
     if rows != columns:
-        raise InputError(f"{path}: a matrix of {rows} x {columns}, expected a square adjacency matrix")
+        raise InputError(f"{path}: a matrix of {rows} x {columns}, expected a square adjacency matrix; {SQUARE}")
     return MatrixHeader(field, symmetry, rows, entries, lines[0][0])
 
 

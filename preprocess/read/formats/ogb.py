@@ -8,9 +8,7 @@ ogbn_papers100M/raw/data.npz, node-label.npz    (the binary form)
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -21,11 +19,10 @@ import numpy as np
 
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
-from hongtu.files import check_stored, create_array, open_npy
+from hongtu.files import check_stored, open_npy
 from hongtu.preprocess.read.formats import zipped
 from hongtu.preprocess.read.formats.data_pickle import load_arrays
-from hongtu.preprocess.read.formats.text import open_text
-from hongtu.preprocess.read.formats.text_lines import HEAD, read_lines
+from hongtu.preprocess.read.formats.ogb_tables import open_pairs, read_features, read_filled, read_table
 from hongtu.preprocess.read.formats.torch_file import load_torch_file
 from hongtu.preprocess.read.formats.zipped import Member, members
 from hongtu.preprocess.read.graph import RawGraph
@@ -35,7 +32,6 @@ from hongtu.preprocess.read.source import EdgeBlock, array_blocks, as_float32
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
 COUNTS = ("num_nodes_list", "num_edges_list")
 SPLITS = {"train": "train", "val": "valid", "test": "test"}
-ROWS = 1 << 15  # of features, parsed in one step
 
 
 def is_ogb(path: Path) -> bool:
@@ -54,15 +50,19 @@ def open_ogb(path: Path, scratch: Path, config: PreprocessConfig, reading: Readi
     raw = path / "raw"
     source = (_binary if (raw / "data.npz").is_file() else _text)(raw, scratch, config, reading)
     assert source.num_vertices is not None
-    source.masks = None if config.random_split else read_split(path / "split", source.num_vertices)
-    source.names |= {"features": str(raw), "edge_features": str(raw), "labels": str(raw)}
+    kind = only_split(path / "split")
+    source.masks = None if config.random_split or kind is None else masks_in(kind, source.num_vertices)
+    files = {split: split_file(kind, stem) if kind else path / "split" for split, stem in SPLITS.items()}
+    source.names |= {split: str(file) for split, file in files.items()}
     return source
 
 
 def _text(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading) -> RawGraph:
-    source = open_text(raw / "edge.csv.gz", None)
+    source = open_pairs(raw / "edge.csv.gz")
     file, rows, labels = raw / "num-node-list.csv.gz", raw / "node-feat.csv.gz", raw / "node-label.csv.gz"
     vertices = source.num_vertices = _only(read_table(file, np.int64, 2), str(file))
+    source.vertices_from = f"{file} says {vertices} vertices"
+    source.names |= {"features": str(rows), "labels": str(labels), "edge_features": str(raw / "edge-feat.csv.gz")}
     check_count(vertices, str(file))
     check_held(vertices, (raw / "edge.csv.gz").stat().st_size, str(file))
     file = raw / "num-edge-list.csv.gz"
@@ -85,7 +85,7 @@ def _text(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading) 
         assert source.num_edges is not None
         source.edge_features = read_features(beside, source.num_edges, scratch / "edge-feat.npy", reading.progress)
     if labels.is_file() and not config.labels:
-        source.labels = class_numbers(read_table(labels, np.float64, vertices), labels)
+        source.labels = labels_of(read_table(labels, np.float64, vertices), labels, config)
     return source
 
 
@@ -93,8 +93,9 @@ def _binary(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading
     file = raw / "data.npz"
     data, beside = members(file), raw / "node-label.npz"
     labelled = members(beside) if beside.is_file() and not config.labels else {}
-    if "edge_index" not in data or (labelled and "node_label" not in labelled):
-        raise InputError(f"{file}: no edge_index, or {beside.name} has no node_label; download them again")
+    for name, held, place in (("edge_index", data, file), ("node_label", labelled, beside)):
+        if name not in held and (held or place == file):
+            raise InputError(f"{place}: no {name}, found {', '.join(held) or 'nothing'}; download it again")
     edges, label = data["edge_index"], labelled.get("node_label")
     if len(edges.shape) != 2 or edges.shape[0] != 2:
         raise InputError(f"{file}: edge_index of shape {edges.shape}, expected [2, E]; download it again")
@@ -131,8 +132,11 @@ def _binary(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading
         num_edges=counts.get(COUNTS[1]),
         features=arrays.get("node_feat"),
         edge_features=arrays.get("edge_feat"),
-        labels=None if label is None else class_numbers(label.whole(), beside),
-    )
+        labels=None if label is None else labels_of(label.whole(), beside, config),
+        names={
+            "features": f"{file}: node_feat", "edge_features": f"{file}: edge_feat", "labels": f"{beside}: node_label",
+        },
+    )  # fmt: skip
 
 
 def _edges(member: Member, read: Callable[[int], None], as_text: bool) -> Iterator[EdgeBlock]:
@@ -156,26 +160,22 @@ def _only(counts: np.ndarray, name: str) -> int:
     return int(counts.ravel()[0])
 
 
-def class_numbers(table: np.ndarray, file: Path) -> np.ndarray:
-    """One column: classes, with -1 for nan. Several: one yes or no each."""
+def labels_of(table: np.ndarray, file: Path, config: PreprocessConfig) -> np.ndarray:
+    """One column: classes, with -1 for nan, or numbers to predict. Several: one yes or no each, or numbers."""
     if table.ndim not in (1, 2) or table.dtype.kind not in "biuf":
         raise InputError(f"{file}: {table.dtype} of shape {table.shape}, expected numbers [N, 1] or [N, C]")
-    if table.ndim == 2 and table.shape[1] > 1:
+    if (table.ndim == 2 and table.shape[1] > 1) or config.task == "regression":
         return as_float32(table)
     column = table.ravel().astype(np.float64) if table.dtype.kind == "f" else table.ravel()
     column = np.where(np.isnan(column), -1, column)
     with np.errstate(invalid="ignore"):  # of infinities
         bad = np.flatnonzero((column % 1 != 0) | (np.abs(column) >= 2**53))
     if len(bad):
-        raise InputError(f"{file}: row {bad[0]}: {column[bad[0]]}, expected the number of a class, or nan for none")
+        raise InputError(
+            f"{file}: row {bad[0]}: {column[bad[0]]}, expected the number of a class, or nan for none; pass --task "
+            "regression for numbers to predict"
+        )
     return column.astype(np.int64)
-
-
-def read_split(folder: Path, num_vertices: int) -> dict[str, np.ndarray] | None:
-    """The masks of the only split in a folder: ``split_dict.pt`` or a file each for train, valid and test, as .csv.gz,
-    .pt, .npz or .npy; None where there is none."""
-    kind = only_split(folder)
-    return None if kind is None else masks_in(kind, num_vertices)
 
 
 def only_split(folder: Path) -> Path | None:
@@ -188,14 +188,14 @@ def only_split(folder: Path) -> Path | None:
 
 
 def masks_in(kind: Path, num_vertices: int) -> dict[str, np.ndarray]:
-    """The masks of a split in its folder."""
+    """The masks of a split in its folder: ``split_dict.pt`` or a file each for train, valid and test, as .csv.gz, .pt,
+    .npz or .npy."""
     whole = kind / "split_dict.pt"
     if whole.is_file():
         return masks_of(read_arrays(whole), whole, num_vertices)
     masks = {}
     for split, stem in SPLITS.items():
-        files = [kind / f"{stem}{ending}" for ending in (".pt", ".npz", ".npy")]
-        file = next((file for file in files if file.is_file()), kind / f"{stem}.csv.gz")
+        file = split_file(kind, stem)
         if file.suffix == ".gz":
             table = read_table(file, np.int64, num_vertices)
             if table.shape[1] != 1:
@@ -205,6 +205,12 @@ def masks_in(kind: Path, num_vertices: int) -> dict[str, np.ndarray]:
             one = dict(zip((stem,), read_arrays(file).values(), strict=False))  # whatever its name in the file
             masks |= masks_of(one, file, num_vertices, (split,))
     return masks
+
+
+def split_file(kind: Path, stem: str) -> Path:
+    """Where a split's vertices stand, or should."""
+    files = [kind / name for name in ("split_dict.pt", *(f"{stem}{ending}" for ending in (".pt", ".npz", ".npy")))]
+    return next((file for file in files if file.is_file()), kind / f"{stem}.csv.gz")
 
 
 def masks_of(
@@ -249,52 +255,3 @@ def _mask(members: np.ndarray, num_vertices: int, title: str) -> np.ndarray:
     mask = np.zeros(num_vertices, dtype=bool)
     mask[members] = True
     return mask
-
-
-def read_table(file: Path, dtype: type, most: int) -> np.ndarray:
-    """A small table, [rows, columns], of so many rows at most."""
-    table = _parsed(file, itertools.islice(read_filled(file), most + 1), dtype, 0)
-    if len(table) > most:
-        raise InputError(f"{file}: more than {most} lines, expected at most so many; download the dataset again")
-    return table
-
-
-def read_features(file: Path, num_rows: int, into: Path, progress: Callable[[float], None]) -> np.ndarray:
-    """float32 [rows, columns], in a file ``into``: so many lines."""
-    features, lines = None, read_filled(file)
-    for lo in range(0, num_rows, ROWS):
-        block = _parsed(file, itertools.islice(lines, ROWS), np.float32, lo)
-        if len(block) != min(ROWS, num_rows - lo) or (features is not None and block.shape[1] != features.shape[1]):
-            width = "some columns" if features is None else features.shape[1]
-            raise InputError(
-                f"{file}: {block.shape} after line {lo}, expected {num_rows} lines of {width}; download the dataset "
-                "again"
-            )
-        if features is None:
-            features = create_array(into, np.float32, (num_rows, block.shape[1]))
-        features[lo : lo + len(block)] = block
-        progress((lo + len(block)) / num_rows)
-    more = len(_parsed(file, itertools.islice(lines, ROWS), np.float32, num_rows))  # also reads the file's end
-    if more:
-        raise InputError(f"{file}: more lines than the {num_rows} expected; download the dataset again")
-    return features
-
-
-def read_filled(file: Path) -> Iterator[str]:
-    """Those that are not blank."""
-    for data, first in read_lines(file, block=HEAD):
-        try:
-            yield from filter(str.strip, data.decode().split("\n"))
-        except UnicodeDecodeError as error:
-            raise InputError(f"{file}: after line {first - 1}: {error}; download the dataset again") from None
-
-
-def _parsed(file: Path, lines: Iterator[str], dtype: type, first: int) -> np.ndarray:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no data: the caller compares the shape
-            return np.loadtxt(lines, delimiter=",", dtype=dtype, ndmin=2, comments=None)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"{file}: after line {first}: {error}; download the dataset again") from None

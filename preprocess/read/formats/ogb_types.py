@@ -21,15 +21,8 @@ import numpy as np
 from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.hetero_data import TypedGraph, from_hetero
-from hongtu.preprocess.read.formats.ogb import (
-    class_numbers,
-    masks_in,
-    only_split,
-    read_features,
-    read_filled,
-    read_table,
-)
-from hongtu.preprocess.read.formats.text import open_text
+from hongtu.preprocess.read.formats.ogb import labels_of, masks_in, only_split
+from hongtu.preprocess.read.formats.ogb_tables import open_pairs, read_features, read_filled, read_table
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import Reading, check_count
 
@@ -65,8 +58,7 @@ def open_ogb_types(path: Path, scratch: Path, config: PreprocessConfig, reading:
         file = raw / "relations" / "___".join(relation) / "edge.csv.gz"
         stores[relation] = SimpleNamespace(edge_index=_edges(file))
     graph = TypedGraph([*counts], relations, stores)
-    needs_features = config.features is None
-    return from_hetero(graph, needs_features=needs_features, numbers=config.task == "regression", name=str(raw))
+    return from_hetero(graph, config, name=str(raw))
 
 
 def _is_name(word: str) -> bool:
@@ -102,7 +94,7 @@ def _vertices(
     if rows.is_file() and config.features is None:
         store.x = read_features(rows, count, scratch / f"node-feat-{kind}.npy", reading.progress)
     if labels.is_file() and not config.labels:
-        store.y = class_numbers(read_table(labels, np.float64, count), labels)
+        store.y = labels_of(read_table(labels, np.float64, count), labels, config)
     split = None if config.random_split else only_split(path / "split")
     if split is not None and (split / kind).is_dir():
         for name, mask in masks_in(split / kind, count).items():
@@ -114,7 +106,7 @@ def _edges(file: Path) -> np.ndarray:
     """int64 [2, E]."""
     if not file.is_file():
         raise InputError(f"{file}: no such file; download the dataset again")
-    blocks = open_text(file, None).blocks
+    blocks = open_pairs(file).blocks
     assert blocks is not None
     parts = [np.stack([block.source, block.destination]) for block in blocks(False)]
     return np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)

@@ -17,7 +17,7 @@ from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.files import open_npy
 from hongtu.preprocess.read.formats.ogb import masks_of, read_arrays
-from hongtu.preprocess.read.graph import RawGraph
+from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.size import Reading, Sizes
 from hongtu.preprocess.read.source import EdgeBlock, array_blocks
 
@@ -48,6 +48,8 @@ def open_papers(path: Path, config: PreprocessConfig, reading: Reading) -> RawGr
         raise InputError(f"{file}: shape {edges.shape}, expected {'[E, 2]' if of_igb else '[2, E]'}; {REMEDY}")
     source, destination = edges.T if of_igb else edges
     rows = folder / "paper" / "node_feat.npy"
+    if not rows.is_file():
+        raise InputError(f"{rows}: missing; {REMEDY}")
     features = _numbers(rows, WIDTH, of_igb)
     vertices = len(features)
     beside = next((name for name in LABELS if (folder / "paper" / name).is_file()), None)
@@ -56,7 +58,8 @@ def open_papers(path: Path, config: PreprocessConfig, reading: Reading) -> RawGr
         width=0 if config.features else int(np.prod(features.shape[1:])),
     ))  # fmt: skip
     raw = RawGraph(title=str(file), num_vertices=vertices, features=None if config.features else features)
-    raw.names = {"features": str(rows)}
+    raw.names, raw.vertices_from = {"features": str(rows)}, f"{rows} has {vertices} rows"
+    raw.names |= {split: str(path / "split_dict.pt") for split in SPLITS}
     stream = array_blocks(str(file), source, destination, None)
 
     def blocks(as_text: bool) -> Iterator[EdgeBlock]:
@@ -75,7 +78,9 @@ def open_papers(path: Path, config: PreprocessConfig, reading: Reading) -> RawGr
             raw.masks = _igb_split(raw.labels, known) if of_igb else None
             split = path / "split_dict.pt"
             if not of_igb and split.is_file():
-                raw.masks = masks_of(read_arrays(split), split, vertices)
+                arrays = read_arrays(split)
+                arrays.setdefault("test", arrays.get("test-whole", np.zeros(0, np.int64)))  # whose labels nobody has
+                raw.masks = masks_of(arrays, split, vertices)
             _leave_out(raw)
     others = [name for name in LABELS if name != beside and (folder / "paper" / name).is_file()]
     if others:
@@ -95,6 +100,8 @@ def _numbers(file: Path, width: int, of_igb: bool) -> np.ndarray:
 def _labels(file: Path, known: int, of_igb: bool) -> np.ndarray:
     """float32 or integers [V], of which only so many have a label, the first."""
     labels = np.array(_numbers(file, 1, of_igb)).reshape(-1)
+    if labels.dtype.kind not in "iuf":
+        raise InputError(f"{file}: {labels.dtype}, expected numbers of classes; {REMEDY}")
     if known < len(labels):
         labels = labels.astype(np.float32)
         labels[known:] = np.nan

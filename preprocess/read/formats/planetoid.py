@@ -15,7 +15,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.host import available_bytes
 from hongtu.preprocess.read.formats.data_pickle import Made, load_arrays
-from hongtu.preprocess.read.formats.ogb import read_filled
+from hongtu.preprocess.read.formats.ogb_tables import read_filled
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
 from hongtu.preprocess.read.source import array_blocks, as_float32, check_compressed
@@ -28,7 +28,7 @@ MOST_SKIPPED = 2  # times as many vertices as have rows; Citeseer skips 15
 
 def is_planetoid(path: Path) -> bool:
     """Whether the folder holds the raw files of one dataset."""
-    return len(list(path.glob("ind.*.graph"))) == 1
+    return any(path.glob("ind.*.allx")) or any(path.glob("ind.*.graph"))
 
 
 def open_planetoid(path: Path) -> RawGraph:
@@ -37,8 +37,10 @@ def open_planetoid(path: Path) -> RawGraph:
     Raises:
         InputError: when a file is missing, damaged, or holds what it should not.
     """
-    (graph_file,) = path.glob("ind.*.graph")
-    stem = graph_file.name.removesuffix(".graph")
+    stem, *others = sorted({file.stem for part in PARTS for file in path.glob(f"ind.*.{part}")})
+    if others:
+        raise InputError(f"{path}: files of {stem} and of {others[0]}, expected one dataset; give each a folder")
+    graph_file = path / f"{stem}.graph"
     x, tx, allx = (_load(path / f"{stem}.{part}", _rows) for part in ("x", "tx", "allx"))
     y, ty, ally = (_load(path / f"{stem}.{part}", _classes) for part in ("y", "ty", "ally"))
     test = _test_index(path / f"{stem}.test.index", allx.shape[0])
@@ -67,6 +69,8 @@ def open_planetoid(path: Path) -> RawGraph:
 
 def _test_index(file: Path, known: int) -> np.ndarray:
     """int64, the test vertices in the order of their rows."""
+    if not file.is_file():
+        raise _missing(file)
     lines = [*read_filled(file)]
     try:
         test = np.array([*map(int, lines)], dtype=np.int64)
@@ -121,8 +125,9 @@ def _placed(allx: Any, tx: Any, test: np.ndarray, count: int) -> Any:
 def _classes(value: Any) -> tuple[np.ndarray, int]:
     """int64, the class of every row of ones and zeros, -1 for a row without; and the number of classes."""
     kind, value = getattr(value, "kind", type(value).__name__), getattr(value, "value", None)
+    kind = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else f"a {kind}"
     if not isinstance(value, np.ndarray) or value.ndim != 2 or value.dtype.kind not in "biuf" or not value.shape[1]:
-        raise ValueError(f"a {kind}, expected ones and zeros [N, C]")
+        raise ValueError(f"{kind}, expected ones and zeros [N, C]")
     hot = value == 1
     if (hot.sum(axis=1) + (value == 0).sum(axis=1) < value.shape[1]).any() or (hot.sum(axis=1) > 1).any():
         raise ValueError("a row is not one 1 among zeros")
@@ -148,6 +153,10 @@ def _integers(values: list) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
+def _missing(file: Path) -> InputError:
+    return InputError(f"{file}: missing; all of {', '.join(PARTS)} and test.index are needed")
+
+
 def _load(file: Path, convert: Callable[[Any], Any]) -> Any:
     """What a file holds, through a function that raises anything where it is not what it should be."""
     try:
@@ -156,7 +165,7 @@ def _load(file: Path, convert: Callable[[Any], Any]) -> Any:
             raise ValueError(f"{size} bytes, which take more than the {available} of memory that are available")
         return convert(load_arrays(file.read_bytes()))
     except FileNotFoundError:
-        raise InputError(f"{file}: missing; all of {', '.join(PARTS)} and test.index are needed") from None
+        raise _missing(file) from None
     except Exception as error:  # a damaged pickle can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{file}: not a readable Planetoid file ({reason}); copy it again") from None

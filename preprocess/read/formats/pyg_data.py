@@ -26,7 +26,7 @@ class Ends(NamedTuple):
         source, destination: integers [E].
         weight: float [E] or None.
         features: float [E, F] or None.
-        vertices: V, or None where no matrix says it.
+        vertices: V, or None where no matrix says it; between two types how many of sources and of destinations.
         title: what messages call the edges.
         forms: how the graph has weights and features, as ``RawGraph.edge_forms``.
     """
@@ -35,7 +35,7 @@ class Ends(NamedTuple):
     destination: np.ndarray
     weight: np.ndarray | None
     features: np.ndarray | None
-    vertices: int | None
+    vertices: Any
     title: str
     forms: dict[str, str]
 
@@ -102,14 +102,15 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
     return Ends(source, destination, weight, _floats(attributes), vertices, title, forms)
 
 
-def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int | None, str]:
+def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Any, str]:
     """Sources, destinations, values beside them, how many vertices there are, and what messages call the edges."""
     for key, value in (("edge_index", _get(data, "edge_index")), ("adj_t", _get(data, "adj_t")), ("", data)):
         title = title_of(data, name, key) if key else name
         found = None if value is None else to_edges(value, title, square=square)
         if found is not None:
             ends = (found.column, found.row) if key == "adj_t" else (found.row, found.column)
-            return *ends, found.values, found.vertices if square else None, title
+            shape = found.shape[::-1] if key == "adj_t" else found.shape
+            return *ends, found.values, found.vertices if square else shape, title
         if value is not None and key == "edge_index":
             edges = _array(title, value)
             if edges.ndim != 2 or edges.shape[0] != 2:
@@ -164,11 +165,12 @@ def _weight(weight: np.ndarray | None, title: str, count: int) -> np.ndarray | N
     if weight.size != count:
         found = f"{weight.size} values" + f" {weight.shape}" * (weight.ndim > 1)
         raise InputError(
-            f"{title}: {found} for {count} edges, expected one each; several columns are edge_attr, of which a forward "
-            "hands one on as weights, edge_attr[:, 0]"
+            f"{title}: {found} for {count} edges, expected one each"
+            + "; several columns are edge_attr, of which a forward hands one on as weights, edge_attr[:, 0]"
+            * (weight.ndim > 1)
         )
     if weight.dtype.kind not in "biuf":
-        raise InputError(f"{title}: {weight.dtype}, expected real numbers; save one float a edge")
+        raise InputError(f"{title}: {weight.dtype}, expected real numbers; save one float an edge")
     return weight.ravel()
 
 
@@ -195,7 +197,9 @@ def _fields(data: Any) -> str:
         return f"a {type(data).__name__}; `hongtu preprocess` reads files"
     if isinstance(data, Sequence):
         return f"a {type(data).__name__}; pass one Data of it, such as dataset[0]"
-    if not hasattr(data, "keys") and not hasattr(data, "__dict__"):
-        return f"a {type(data).__name__}" + f"; {DENSE}" * (getattr(data, "ndim", 0) == 2)
+    if hasattr(data, "shape") or not (hasattr(data, "keys") or hasattr(data, "__dict__")):
+        if getattr(data, "ndim", 0) != 2:
+            return f"a {type(data).__name__}"
+        return f"a {type(data).__name__}; " + ("pass it as edges, with num_vertices" if len(data) == 2 else DENSE)
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
     return ", ".join(map(str, keys))[:200] or "nothing"

@@ -130,7 +130,10 @@ def _find_columns(path: Path, schema: Any, names: list[str]) -> _Table:
     kind = schema.field(names[2]).type if len(names) == 3 else None
     typed = is_relation(names, text=kind is not None and _holds_text(kind))
     if kind is not None and not typed and not _is_number(kind):
-        raise InputError(f"{path}: column {names[2]!r} is {kind}, expected numbers for weights")
+        raise InputError(
+            f"{path}: column {names[2]!r} is {kind}, expected numbers for weights; cast it, or leave it out with "
+            f"--columns {','.join(names[:2])}"
+        )
     return _Table(names, typed)
 
 

@@ -122,7 +122,8 @@ def _whole_lines(path: Path, block: int) -> Iterator[tuple[bytes, int]]:
     except DAMAGED as error:
         raise damaged(path, error) from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); mend or remove it") from None
+        remedy = "copy or download it again" if isinstance(error, FileNotFoundError) else "mend or remove it"
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from None
     if rest:
         yield rest + b"\n", line
 

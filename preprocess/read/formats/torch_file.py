@@ -10,8 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
 from hongtu.files import check_stored
+from hongtu.preprocess.read.formats.hetero_data import from_dict, from_hetero, is_hetero
 from hongtu.preprocess.read.formats.pyg_data import from_data
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import FREE, PER_ROW
@@ -19,8 +21,8 @@ from hongtu.preprocess.read.size import FREE, PER_ROW
 ENDINGS = (".pt", ".pth")
 
 
-def open_torch_file(path: Path) -> RawGraph:
-    """A ``Data``, its ``to_dict()``, or a processed dataset of one graph.
+def open_torch_file(path: Path, config: PreprocessConfig) -> RawGraph:
+    """A ``Data``, its ``to_dict()`` or a ``HeteroData``'s, or a processed dataset of one graph.
 
     Raises:
         InputError: when torch refuses to open it safely, or it holds something else.
@@ -30,7 +32,8 @@ def open_torch_file(path: Path) -> RawGraph:
         found = found[0]
     if isinstance(found, dict) and isinstance(found.get("_store"), dict):
         found = found["_store"]
-    return from_data(found, str(path))
+    typed = from_dict(found)
+    return from_hetero(typed, config, name=str(path)) if is_hetero(typed) else from_data(found, str(path))
 
 
 def load_torch_file(path: Path) -> Any:

@@ -1,0 +1,250 @@
+"""What refusals of models of types say names what was given, and what they advise gives torch_geometric's numbers."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric import utils
+from torch_geometric.data import HeteroData
+from torch_geometric.transforms import ToUndirected
+
+import hongtu
+from hongtu.errors import InputError
+from tests import problems
+
+WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+BY = ("paper", "by", "author")
+
+
+def graph(*with_attr):
+    """Some of whose relations have edge features."""
+    torch.manual_seed(4)
+    data = HeteroData()
+    data["paper"].x, data["author"].x = torch.randn(20, 6), torch.randn(8, 4)
+    data["paper"].y, data["paper"].train_mask = torch.arange(20) % 3, torch.arange(20) % 3 > 0
+    for key, sizes in ((WRITES, (8, 20)), (BY, (20, 8)), (CITES, (20, 20))):
+        ends = torch.cat([torch.arange(sizes[1]), torch.randint(sizes[1], (30,))])  # each vertex has an in-edge
+        data[key].edge_index = torch.stack([torch.randint(sizes[0], ends.shape), ends])
+    for key in with_attr:
+        data[key].edge_attr = torch.randn(data[key].num_edges, 3).float()
+    return data
+
+
+def prepare(data):
+    return hongtu.preprocess_graph(data=data, artifact=problems.new_path(), partitions=2, chunks=3)
+
+
+def called(model, data):
+    """What a model gives on a whole graph, in its own precision."""
+    dtype = next((p.dtype for p in model.parameters() if not nn.parameter.is_lazy(p)), torch.float32)
+    x = {kind: rows.to(dtype) for kind, rows in data.x_dict.items()}
+    with_attr = {"edge_attr": {key: rows.to(dtype) for key, rows in data.edge_attr_dict.items()}} if has(data) else {}
+    found = model(x, data.edge_index_dict, *with_attr.values())
+    return found["paper"] if isinstance(found, dict) else found
+
+
+def has(data):
+    return any("edge_attr" in data[key] for key in data.edge_types)
+
+
+def check(model, data):
+    """Losses and predictions are those of the model on the whole graph."""
+    called(model, data)  # which gives lazy weights their shapes
+    theirs = copy.deepcopy(model).double()
+    trainer = hongtu.Trainer(
+        prepare(data), hongtu.from_pyg(copy.deepcopy(theirs)), dtype=torch.float64,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )  # fmt: skip
+    optimizer, mask = torch.optim.SGD(theirs.parameters(), lr=0.1), data["paper"].train_mask
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(called(theirs, data)[mask], data["paper"].y[mask])
+        loss.backward()
+        optimizer.step()
+        assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
+    found = trainer.predict()
+    with torch.no_grad():
+        expected = called(theirs.eval(), data)
+    torch.testing.assert_close(found["paper"] if isinstance(found, dict) else found, expected, rtol=1e-9, atol=1e-9)
+
+
+class Net(nn.Module):
+    """A forward that is given, and layers for it."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        self.function, self.lin = forward, pyg.Linear(-1, 3)
+        self.conv = pyg.HeteroConv({WRITES: pyg.SAGEConv((-1, -1), 8), CITES: pyg.SAGEConv(-1, 8)})
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.function(self, x_dict, edge_index_dict)
+
+
+class OfEdges(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = pyg.GATConv((-1, -1), 8, edge_dim=3, add_self_loops=False), pyg.SAGEConv((-1, -1), 3)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.last(self.first(x, edge_index, edge_attr).relu(), edge_index)
+
+
+def medians(self, x, edges):
+    h = self.own((x["author"], x["paper"]), edges[WRITES]).relu()
+    return self.last((h, h), edges[CITES])
+
+
+TAKEN = {
+    "GraphSAGE": lambda data: pyg.to_hetero(pyg.GraphSAGE(-1, 8, 2, 3), data.metadata()),
+    "three layers": lambda data: pyg.to_hetero(pyg.GraphSAGE(-1, 8, 3, 3, jk="cat", dropout=0.0), data.metadata()),
+    "GAT": lambda data: pyg.to_hetero(pyg.GAT((-1, -1), 8, 2, 3, add_self_loops=False), data.metadata(), aggr="max"),
+    "median": lambda data: Net(
+        medians, own=pyg.SAGEConv((-1, -1), 4, aggr="median"), last=pyg.SAGEConv((-1, -1), 3, aggr="median")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_models_of_torch_geometric_by_type(name):
+    data = graph()
+    check(TAKEN[name](data), data)
+
+
+@pytest.mark.parametrize("with_attr", [(WRITES, BY, CITES), (WRITES,), (CITES, BY)])
+def test_edge_features_by_type(with_attr):
+    data = graph(*with_attr)
+    check(pyg.to_hetero(OfEdges(), data.metadata()), data)
+
+
+REFUSED = {
+    "unknown type": (
+        lambda self, x, e: self.lin(self.conv(x, e)["papers"]),
+        {},
+        r"asks for 'papers', and there are paper, author, \(",
+    ),
+    "unknown relation": (
+        lambda self, x, e: self.lin(self.own(x["paper"], e["cites"])),
+        {"own": lambda: pyg.SAGEConv(-1, 4)},
+        "asks for 'cites'",
+    ),
+    "no rows": (
+        lambda self, x, e: self.lin(self.conv(x, e)["author"]),
+        {},
+        "asks for 'author', and nothing before gives rows",
+    ),
+    "types of others": (
+        lambda self, x, e: self.lin(self.own(x, e)["paper"]),
+        {"own": lambda: pyg.HGTConv(-1, 8, (["paper", "author", "venue"], [WRITES, BY, CITES]), 2)},
+        r"has no shape, as nothing of .* goes through it; .*data.metadata\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_there_is_named(name):
+    forward, parts, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(
+            prepare(graph()), hongtu.from_pyg(Net(forward, **{name: make() for name, make in parts.items()}))
+        )
+
+
+@pytest.mark.parametrize("field", ["train_mask", "num_nodes", "n_id", "y"])
+def test_a_forward_reads_what_a_chunk_has(field):
+    class OfData(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.HeteroConv({CITES: pyg.SAGEConv(-1, 3)})
+
+        def forward(self, data):
+            getattr(data["paper"], field)
+            return self.conv(data.x_dict, data.edge_index_dict)["paper"]
+
+    with pytest.raises(InputError, match=rf"it reads {field} of a HeteroData, where there are x; in .*the train mask"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(OfData()))
+
+
+@pytest.mark.parametrize("argument", ["edge_attr_dict", "edge_weight_dict", "time_dict"])
+def test_arguments_that_the_graph_has_not(argument):
+    names = {}
+    exec(f"def forward(self, x_dict, edge_index_dict, {argument}): ...", names)
+    kind = type("Asks", (Net,), {"forward": names["forward"]})
+    message = rf"data\[relation\].{argument[:-5]}" if argument.startswith("edge") else "give it a default$"
+    with pytest.raises(InputError, match=rf"asks for '{argument}'.*{message}"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(kind(None)))
+
+
+def between(conv, pair):
+    """A convolution between two types, of a pair or of the sources alone."""
+    return Net(
+        lambda self, x, e: self.lin(self.own((x["author"], x["paper"]) if pair else x["author"], e[WRITES])), own=conv
+    )
+
+
+def test_convolutions_between_types_as_is_advised():
+    for model, message in (
+        (
+            between(pyg.SAGEConv(4, 4), False),
+            r"rows of author alone, .*give it a pair, \(x_source, x_destination\)",
+        ),
+        (between(pyg.GATConv((4, 6), 4), True), r"adds self-loops, .*of two types; make it with add_self_loops=False"),
+        (
+            between(pyg.GATv2Conv((4, 6), 4), True),
+            r"adds self-loops, .*of two types; make it with add_self_loops=False",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
+    check(between(pyg.SAGEConv((4, 6), 4), True), graph())
+    check(between(pyg.GATConv((4, 6), 4, add_self_loops=False), True), graph())
+
+
+CHANGES = {
+    "to_undirected": lambda edges: utils.to_undirected(edges),
+    "add_self_loops": lambda edges: utils.add_self_loops(edges)[0],
+    "remove_self_loops": lambda edges: utils.remove_self_loops(edges)[0],
+    "coalesce": lambda edges: utils.coalesce(edges),
+}
+
+
+@pytest.mark.parametrize("with_attr", [(), (CITES, WRITES, BY)])
+@pytest.mark.parametrize("name", CHANGES)
+def test_edges_of_a_relation_are_changed_beforehand(name, with_attr):
+    data, change = graph(*with_attr), CHANGES[name]
+
+    def forward(self, x, e):
+        return self.lin(self.own(x["paper"], change(e[CITES]) if self.changes else e[CITES]))
+
+    model = Net(forward, own=pyg.SAGEConv(6, 4))
+    model.changes = True
+    with pytest.raises(InputError, match=r"as (data\[.*\)), and leave it out of forward") as refused:
+        hongtu.Trainer(prepare(data), hongtu.from_pyg(model))
+    model.changes = False
+    exec(re.search(r"preprocess_graph, as (.*), and leave", str(refused.value))[1], {"data": data, **vars(utils)})
+    changed = graph()
+    changed[CITES].edge_index = data[CITES].edge_index
+    assert change(graph()[CITES].edge_index).sort()[0].tolist() == data[CITES].edge_index.sort()[0].tolist()
+    check(model, changed)
+
+
+def test_reverse_relations_are_made_beforehand():
+    def turned(self, x, e):
+        return self.lin(self.conv(x | {"author": self.own((x["paper"], x["author"]), e[WRITES].flip(0))}, e)["paper"])
+
+    def reverse(self, x, e):
+        edges = e["paper", "rev_writes", "author"]
+        return self.lin(self.conv(x | {"author": self.own((x["paper"], x["author"]), edges)}, e)["paper"])
+
+    with pytest.raises(
+        InputError, match=r"turns edges round \(flip\); .*ToUndirected\(\)\(data\) gives every relation"
+    ):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(Net(turned, own=pyg.SAGEConv((6, 4), 8))))
+    check(Net(reverse, own=pyg.SAGEConv((6, 4), 8)), ToUndirected()(graph()))
