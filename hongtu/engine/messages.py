@@ -39,11 +39,6 @@ class Way:
         return [memory[first:end] for first, end in zip([0, *self.ends], self.ends)]
 
 
-def way_at_once(rows: np.ndarray) -> Way:
-    """All in one message."""
-    return Way(torch.from_numpy(rows), [LAST], [len(rows)])
-
-
 def way_by_step(rows: np.ndarray, steps: np.ndarray, least: int) -> Way:
     """In messages of so many rows or more, each behind a batch; ``steps`` as of ``Post``."""
     order = np.argsort(steps, kind="stable")
@@ -61,8 +56,9 @@ Ways = tuple[list[Way], list[Way]]  # of one exchange, by rank: those out, and t
 
 def _at_once(x: Cross) -> Ways:
     """All rows of each rank in one message."""
-    out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
-    return list(map(way_at_once, out)), list(map(way_at_once, into))
+    sides = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
+    out, into = ([way_by_step(rows, np.full(len(rows), LAST), 0) for rows in side] for side in sides)
+    return out, into
 
 
 @dataclass
