@@ -28,8 +28,9 @@ from hongtu.kernels.dispatch import (
 )
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.sparse_input import SparseInput
-from hongtu.plan.program.instruction import Stores as Stored
-from hongtu.plan.program.moves import Call, Compute, Ref
+from hongtu.plan.program.moves import Call, Compute
+from hongtu.plan.program.ref import Ref
+from hongtu.plan.program.ref import Stores as Stored
 
 
 class Body:

@@ -27,10 +27,10 @@ from hongtu.engine.outputs import Outputs
 from hongtu.model.network import Network
 from hongtu.nn.whole_graph import Moments, WholeGraphNorm
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Copy, Ref
+from hongtu.plan.program.moves import Copy, Instruction
 from hongtu.plan.program.on_disk import Bucket
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.ref import Ref
 from hongtu.plan.program.rows import Picked
 from hongtu.ranks.together import Alone, Together
 

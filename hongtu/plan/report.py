@@ -102,7 +102,6 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
     Tensors are given as name -> columns; those under "resident" stay on the devices and move over no link.
     """
     traffic, width = plan.pass_traffic(p), plan.passes.width
-    devices = range(plan.topology.partitions)
     transfers = plan.transfers.get(p.name)
 
     def tensors(*names: str | None) -> dict[str, int]:
@@ -114,7 +113,7 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
         "rows": traffic.rows,
         "bytes": traffic.bytes,
         "slots": [] if transfers is None else [device.capacity for device in transfers.devices],
-        "arena_bytes": {f"device {i}": plan.pass_arena(p, i) for i in devices},
+        "arena_bytes": {f"device {i}": plan.pass_arena(p, i) for i in plan.devices},
         "workspace_bytes": plan.workspace.get(p.name),
         "seconds": pass_seconds(plan, p, hardware).total,
         "aggregate": p.layer,

@@ -13,9 +13,9 @@ from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.host import Kept
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Call, Copy, Ref
+from hongtu.plan.program.moves import Call, Copy
 from hongtu.plan.program.on_disk import Laid
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import Picked, Picks, SlotsOfSources
 from tests.checker.check import check_program
 from tests.checker.held import ProgramError

@@ -15,9 +15,9 @@ from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Copy, Ref, call, with_drops
+from hongtu.plan.program.moves import Copy, call, with_drops
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, OfChunk, Picked, Picks, SlotsOfSources
 from tests.checker.check import check_program
 from tests.checker.held import ProgramError

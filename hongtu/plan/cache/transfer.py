@@ -8,7 +8,7 @@ Every mirror interval lies inside one owner interval, so the owner's row is alwa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -22,18 +22,30 @@ from hongtu.plan.passes.strategy import Reuse
 
 
 @dataclass(frozen=True)
-class DeviceTransfers:
-    """The transfers of one device.
+class DeviceCounts:
+    """How many rows one device moves.
 
     Attributes:
         capacity: slots of the device's cache.
-        loads: intervals whose row comes from (backward: goes to) the host.
-        pulls: intervals that mirror a peer's row.
+        loads: one for each row that comes from (backward: goes to) the host.
+        pulls: one for each that mirrors a peer's row.
+    """
+
+    capacity: int
+    loads: Sized
+    pulls: Sized
+
+
+@dataclass(frozen=True)
+class DeviceTransfers(DeviceCounts):
+    """The transfers of one device.
+
+    Attributes:
+        loads, pulls: intervals.
         source_start: int64 [B + 1].
         slot_of_source: int32 [sum |N_ij|], slot of each source of batch b's chunk, in the chunk's own order.
     """
 
-    capacity: int
     loads: Intervals
     pulls: Intervals
     source_start: np.ndarray
@@ -45,20 +57,10 @@ class DeviceTransfers:
 
 
 @dataclass(frozen=True)
-class TransferPlan:
-    """The transfers of all devices over one pass.
+class TransferCounts:
+    """How many rows all devices move over one pass."""
 
-    Attributes:
-        schedule: int32 [m, B], chunk j of partition i that runs in batch b.
-        devices: one DeviceTransfers per partition.
-    """
-
-    schedule: np.ndarray
-    devices: list[DeviceTransfers]
-
-    @property
-    def num_batches(self) -> int:
-        return self.schedule.shape[1]
+    devices: Sequence[DeviceCounts]
 
     @property
     def rows_loaded(self) -> int:
@@ -72,23 +74,15 @@ class TransferPlan:
 
 
 @dataclass(frozen=True)
-class DeviceCounts:
-    """How many rows one device moves, where only that is asked; fields as in ``DeviceTransfers``, ranges stand in."""
+class TransferPlan(TransferCounts):
+    """The transfers of all devices over one pass.
 
-    capacity: int
-    loads: range
-    pulls: range
+    Attributes:
+        schedule: int32 [m, B], chunk j of partition i that runs in batch b.
+    """
 
-
-@dataclass(frozen=True)
-class TransferCounts:
-    """A transfer plan that is only counted."""
-
-    devices: list[DeviceCounts]
-
-    @property
-    def rows_loaded(self) -> int:
-        return sum(len(device.loads) for device in self.devices)
+    devices: Sequence[DeviceTransfers]
+    schedule: np.ndarray
 
 
 def count_transfers(
@@ -192,7 +186,7 @@ def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> T
         slot_of_row[starts[i] : starts[i + 1]] = np.arange(own)
         slot_of_row[row] = pulls.slot  # one interval per row
         devices.append(DeviceTransfers(own + mirrors, loads, pulls, start, slot_of_row[source]))
-    return TransferPlan(schedule, devices)
+    return TransferPlan(devices, schedule)
 
 
 def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> TransferPlan:
@@ -217,7 +211,7 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
         start, source = neighbour_requests(topology, schedule, i)
         slot_of_source = _slots_at(start, source, [loads[i], mirror], topology.num_vertices)
         devices.append(DeviceTransfers(capacities[i], loads[i], mirror, start, slot_of_source))
-    return TransferPlan(schedule, devices)
+    return TransferPlan(devices, schedule)
 
 
 def _shared_slots(owner, mirror, num_batches, prefetch):

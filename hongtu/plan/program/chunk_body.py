@@ -11,9 +11,9 @@ from hongtu.plan.memory.buffers import aggregates_in_place
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Call, Ref, call, with_drops
+from hongtu.plan.program.moves import Call, call, with_drops
 from hongtu.plan.program.operands import gradient_cache, own, stays_at, stores, value_cache, where
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import FRONT, SOURCES
 
 OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows
@@ -111,34 +111,26 @@ class _Body:
             assert through is not None
             yield call("through_moments", p.moments, through, gives=through, stage=p.stage)
         entered = self._entered()
-        yield call("differentiate", *incoming, gives=tuple(f"d {name}" for name in entered))
-        base = f"d {self._base}" if self._base in entered else None
-        parts: list[str | None] = []
-        if shape is None or shape.norm:
-            parts = [base]
-        elif shape.linear:
-            parts = [f"d {name}" if name in entered else None for name in self._s]
-            direct_of_s = p.direct[: len(p.direct) - len(p.values) - len(p.states)]
-            if base is not None and shape.combined and (p.flush is not None or any(direct_of_s)):
-                parts = [None if name is None else f"d s{k}" for k, name in enumerate(direct_of_s)]
-                gives = ("d a", *parts)
-                yield call(
-                    "uncombine", base, gives=gives, arrays=self.of_rows, layer=self._layer, s=self._columns,
-                    wanted=tuple(name is not None for name in gives),
-                )  # fmt: skip
-                base = "d a"
-            if p.flush is not None and base is not None:
-                yield self._transposed(base)
-        else:
-            parts = [f"d {name}" if name in entered else None for name in p.s]
-            if p.flush is not None and base is not None:
-                yield call("add_to_cache", "slot_of_source", base, at=self._cache(Stores(False)))
-        beside = (*p.values, *p.states)
-        parts += [None] * (len(p.direct) - len(beside) - len(parts))
-        parts += [f"d {name}" if name in entered else None for name in beside]
+        found = {name: f"d {name}" for name in entered}
+        yield call("differentiate", *incoming, gives=tuple(found.values()))
+        base, beside = found.get(self._base), (*p.values, *p.states)
+        direct_of_s = p.direct[: len(p.direct) - len(beside)]
+        parts = [base] if shape is None or shape.norm else [found.get(name) for name in self._s]
+        if base is not None and shape is not None and shape.combined and (p.flush is not None or any(direct_of_s)):
+            parts = [None if name is None else f"d s{k}" for k, name in enumerate(direct_of_s)]
+            gives = ("d a", *parts)
+            yield call(
+                "uncombine", base, gives=gives, arrays=self.of_rows, layer=self._layer, s=self._columns,
+                wanted=tuple(name is not None for name in gives),
+            )  # fmt: skip
+            base = "d a"
+        if p.flush is not None and base is not None:
+            yield self._to_cache(base)
+        parts += [None] * (len(direct_of_s) - len(parts))
+        parts += [found.get(name) for name in beside]
         for target in dict.fromkeys(name for name in p.direct if name is not None):
-            found = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
-            yield from self._write_sum(target, tuple(dict.fromkeys(found)))
+            of = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
+            yield from self._write_sum(target, tuple(dict.fromkeys(of)))
 
     def _values(self, *, graph: bool) -> Iterator[Call]:
         """The aggregate, or what is read in its place, and the stage behind it."""
@@ -191,9 +183,12 @@ class _Body:
         if p.checkpoint is not None and not in_place:
             yield self._write(p.checkpoint, "a")
 
-    def _transposed(self, base: str) -> Call:
+    def _to_cache(self, base: str) -> Call:
+        """The gradients of the sources' rows."""
         shape, cache = self.shape, self._cache(Stores(False))
         assert shape is not None
+        if not shape.linear:
+            return call("add_to_cache", "slot_of_source", base, at=cache)
         if shape.reduce is not None:
             order = tuple(self.plan.edge_order(self.p))
             return call("transpose_sum", *self.matrix, base, *order, at=cache, mean=shape.reduce == "mean")

@@ -11,13 +11,16 @@ from math import prod
 import numpy as np
 
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction, Stores
-from hongtu.plan.program.moves import ARRAYS, Call, Ref
+from hongtu.plan.program.moves import Call, Instruction
 from hongtu.plan.program.on_disk import Summed
-from hongtu.plan.program.predict import crossing_bytes, placed_row, row_bytes
+from hongtu.plan.program.predict import crossing_bytes, row_bytes
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, PartOfChunk, Picked, Selection
 
+ADJACENCY = ("indptr", "local_source", "slot_of_source")  # registers of a chunk's in-edges
+ARRAYS = (*ADJACENCY, "ids", "statistics", "factors", "edge_weight", "edge_features", "edge_type", "sources", "active",
+          "edge_id_start", "labels", "loss_bits", "row_in_chunk")  # fmt: skip
 Line = tuple[str, str, str, str]  # operands; rows; bytes; why, or what is stored and what added
 
 
@@ -48,8 +51,7 @@ class Described:
             case moves.Place():
                 zero = "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
                 of = f" of {prod(x.shape)}" if x.shape else ""
-                nbytes = sum(x.rows) * placed_row(x, self._p.itemsize)
-                return _line(f"{x.name} ({x.where}){of}", x.rows, nbytes=nbytes, note=zero)
+                return _line(f"{x.name} ({x.where}){of}", x.rows, nbytes=x.nbytes(self._p.itemsize), note=zero)
             case moves.Cross() if x.link == "fetch":
                 return self._crosses(x, f"host {x.tensor}[halo] = of the ranks that own them")
             case moves.Cross():
@@ -120,8 +122,10 @@ class Described:
 
 
 def _call(x: Call) -> str:
-    """What a kernel reads and writes."""
-    at, takes = x.at, x.arguments
+    """What a kernel reads and writes; "A" is the chunk's adjacency matrix."""
+    at, takes = x.at, ["none" if name is None else name for name in x.takes]
+    if x.takes[:3] == ADJACENCY:
+        takes[:4] = ["A" if x.takes[3] is None else "weighted A"]
     if at is not None and isinstance(at.access, Stores):
         return f"{at} <- {', '.join(takes)}" if takes else " = ".join([*x.makes, str(at)])
     read = _listed([*takes, *([] if at is None else [str(at)])])

@@ -9,8 +9,7 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Compute, Free, Ship
+from hongtu.plan.program.moves import Compute, Free, Instruction, Ship
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

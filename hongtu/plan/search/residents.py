@@ -32,12 +32,12 @@ def choose_residents(plan: ExecutionPlan, budget: int) -> list[Choice]:
     units = _units(plan.passes)
     saved = {unit: _saved(plan, unit) for unit in units}
     every = replace(plan, choice=replace(plan.choice, resident=frozenset().union(*units), structure=True), transfers={})
-    taken = {unit: max(sum(every.resident_bytes(n, i) for n in unit) for i in _devices(plan)) for unit in units}
+    taken = {unit: max(sum(every.resident_bytes(n, i) for n in unit) for i in plan.devices) for unit in units}
     if plan.choice.staging:
         saved[STRUCTURE] = (
             plan.bytes["topology"] - replace(plan, choice=replace(plan.choice, structure=True)).bytes["topology"]
         )
-        taken[STRUCTURE] = max(every.structure_bytes(i) for i in _devices(plan))
+        taken[STRUCTURE] = max(every.structure_bytes(i) for i in plan.devices)
     wanted = [unit for unit, bytes_saved in saved.items() if bytes_saved > 0]
     wanted.sort(key=lambda unit: saved[unit] / max(taken[unit], 1), reverse=True)
     found = _those_that_fit(plan, wanted, budget)
@@ -57,10 +57,6 @@ def _those_that_fit(plan: ExecutionPlan, wanted: list[frozenset[str]], budget: i
         if max(replace(plan, choice=choice, transfers={}).device_bytes.values()) <= budget:
             chosen = choice
     return chosen
-
-
-def _devices(plan: ExecutionPlan) -> range:
-    return range(plan.topology.partitions)
 
 
 def _units(passes: PassList) -> list[frozenset[str]]:
