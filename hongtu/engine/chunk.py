@@ -172,7 +172,6 @@ class Chunk:
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
-        assert self.host.sparse is not None
         return dict(zip(PARTS, self.host.sparse.part(self.rows), strict=True))
 
     @property

@@ -103,7 +103,7 @@ class Instructions:
 
     def place(self, x: moves.Place) -> None:
         if x.where == "host":
-            self.host.create(x.name, x.shape[0], x.zero, x.kept, x.rows[0], self.host.torch_dtype(x.dtype))
+            self.host.create(x.name, (*x.rows, *x.shape), x.zero, x.kept, self.host.torch_dtype(x.dtype))
             return
         for device, rows, at in zip(self.devices, x.rows, x.at or [None] * len(x.rows), strict=True):
             buffer = device.place(x.name, (rows, *x.shape), self.host.torch_dtype(x.dtype), at, apart=x.padded)

@@ -146,10 +146,11 @@ class Messages:
         memory = self._memory[: sum(counts) * self._row(x.tensor)].view(rows.dtype)
         parts = memory.view(sum(counts), rows.shape[1]).split(counts)
         sent, received = parts[: len(out)], parts[len(out) :]
-        messages: list[tuple[int, int, Tensor, Tensor]] = []
-        for rank, (way, part) in enumerate(zip(out, sent, strict=True)):
-            pieces = zip(way.steps, way.parts(way.rows), way.parts(part), strict=True)
-            messages += [(step, rank, index, piece) for step, index, piece in pieces]
+        messages = [
+            (step, rank, index, piece)
+            for rank, (way, part) in enumerate(zip(out, sent, strict=True))
+            for step, index, piece in zip(way.steps, way.parts(way.rows), way.parts(part), strict=True)
+        ]
         messages.sort(key=lambda message: message[0], reverse=True)
         expected = [
             (rank, piece)

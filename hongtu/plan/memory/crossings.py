@@ -65,8 +65,8 @@ class Crossings:
             return None
         found = [0]
         for p in self.passes.every:
-            found += [crossing.both * self.row(str(p.exchange)) for crossing in self.fetched(p)]
-            found += [crossing.both * self.row(str(p.flush)) for crossing in self.sent_back(p)]
+            found += [crossing.both * self.row(p.exchange) for crossing in self.fetched(p)]
+            found += [crossing.both * self.row(p.flush) for crossing in self.sent_back(p)]
         return max(found)
 
     @property

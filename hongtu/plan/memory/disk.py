@@ -125,7 +125,6 @@ def _region(
     plan: HostPlacement, p: Pass, name: str, chunk_start: np.ndarray, at: int, by: Side, *, retiring: bool
 ) -> tuple[Region, int]:
     transfers, known = plan.exchange_plan(p), plan.known
-    assert transfers is not None
     begin, buckets = list[int](), list[Buckets]()
     chunks, backward = (len(chunk_start) - 1) // len(transfers.devices), p.direction == "backward"
     order = range(transfers.schedule.shape[1])[:: -1 if backward else 1]

@@ -135,20 +135,18 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             at = plan.place_of(p, name) if name in plan.placed else ()
             yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at, p=p)
     for crossing in plan.crossings.fetched(p):
-        name = str(p.exchange)
-        yield moves.Cross(tensor=name, crossing=crossing, link="fetch", dtype=plan.host_dtype(name))
-    if p.moments is not None and p.stage is not None and p.direction == "forward":
+        yield moves.Cross(tensor=p.exchange, crossing=crossing, link="fetch", dtype=plan.host_dtype(p.exchange))
+    if p.moments is not None and p.direction == "forward":
         yield call("begin_moments", on="dispatch", stage=p.stage, columns=plan.passes.width[p.moments])
 
 
 def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
-    if p.moments is not None and p.stage is not None and p.direction == "forward":
+    if p.moments is not None and p.direction == "forward":
         yield call("end_moments", on="dispatch", stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
         yield call("sum_statistics", on="dispatch", layer=p.layer)
     for crossing in plan.crossings.sent_back(p):
-        name = str(p.flush)
-        yield moves.Cross(tensor=name, crossing=crossing, link="send", dtype=plan.host_dtype(name))
+        yield moves.Cross(tensor=p.flush, crossing=crossing, link="send", dtype=plan.host_dtype(p.flush))
     if p.edge_loss:
         count = plan.shape.gathered[1]  # rows of other ranks
         others: dict[str, Any] = {"others": count} if count else {}

@@ -148,10 +148,10 @@ def packed(plan: PlannedMemory, p: Pass, brought: tuple[Copy, ...]) -> Iterator[
 def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     """What one batch has from the disk."""
     found: list[Instruction] = []
-    region = plan.disk.loaded.get((p.name, str(p.exchange)))
+    region = plan.disk.loaded.get((p.name, p.exchange))
     if region is not None:
         bucket = Bucket(region, picks(plan, p, "begin", mirrors=False))
-        there, window = _ends(plan, str(p.exchange), bucket, FRONT)
+        there, window = _ends(plan, p.exchange, bucket, FRONT)
         found.append(Copy(link=there.where, dst=window, src=there))
     found += [recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
     if found:
@@ -161,18 +161,17 @@ def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
 
 def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
     """A pass's own rows of a tensor that lies on the disk; the features are in the artifact."""
-    disk, found, rows = plan.disk, [], ARTIFACT
+    disk, rows = plan.disk, ARTIFACT
     if p is not None and name != FEATURES:
-        for giver in disk.givers[p.name, name]:
-            key = giver.name, name
-            found.append(
-                Given(
-                    view=plan.view(giver), schedule=plan.schedule(giver), own=disk.own.get(key),
-                    stores=stores(plan, giver, name), flushed=disk.flushed.get(key),
-                    flush_stores=flushed(plan, giver, name),
-                )
-            )  # fmt: skip
-        rows = Summed(tuple(found), is_straight(plan, disk, p, name), plan.edges_of(p, name))
+        given = tuple(
+            Given(
+                view=plan.view(giver), schedule=plan.schedule(giver),
+                own=disk.own.get((giver.name, name)), stores=stores(plan, giver, name),
+                flushed=disk.flushed.get((giver.name, name)), flush_stores=flushed(plan, giver, name),
+            )
+            for giver in disk.givers[p.name, name]
+        )  # fmt: skip
+        rows = Summed(given, is_straight(plan, disk, p, name), plan.edges_of(p, name))
     there, window = _ends(plan, name, rows)
     return Copy(link=there.where, dst=window, src=there)
 
@@ -186,7 +185,7 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
                 disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name)
             )
             yield spill(plan, name, laid)
-    if p.flush is not None and (p.name, p.flush) in disk.flushed:
+    if (p.name, p.flush) in disk.flushed:
         ends = picks(plan, p, "end", mirrors=False)
         yield spill(plan, p.flush, Bucket(disk.flushed[p.name, p.flush], ends))
 
@@ -208,7 +207,7 @@ def posts(plan: PlannedMemory, p: Pass) -> Iterator[moves.Post]:
     """Rows that leave for other ranks while a pass goes on: each behind the batch that is the last to change it."""
     leaving: list[tuple[str, Crossing, Literal["fetch", "send"]]] = [
         *((name, crossing, "fetch") for name, crossing in plan.crossings.next_fetched(p)),
-        *((str(p.flush), crossing, "send") for crossing in plan.crossings.sent_back(p)[:1]),
+        *((p.flush, crossing, "send") for crossing in plan.crossings.sent_back(p)[:1]),
     ]
     for name, crossing, link in leaving:
         transfers, steps = plan.transfers.get(p.name) if name == p.flush else None, None

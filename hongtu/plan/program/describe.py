@@ -52,12 +52,15 @@ class Described:
                 zero = "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
                 of = f" of {prod(x.shape)}" if x.shape else ""
                 return _line(f"{x.name} ({x.where}){of}", x.rows, nbytes=x.nbytes(self._p.itemsize), note=zero)
-            case moves.Cross() if x.link == "fetch":
-                return self._crosses(x, f"host {x.tensor}[halo] = of the ranks that own them")
             case moves.Cross():
-                return self._crosses(x, f"their owners' {x.tensor} += host {x.tensor}[halo]")
+                there, nbytes = f"host {x.tensor}[halo]", x.crossing.rows * crossing_bytes(x, self._p, self._row)
+                fetches = x.link == "fetch"
+                what = f"{there} = of the ranks that own them" if fetches else f"their owners' {x.tensor} += {there}"
+                return _line(what, (x.crossing.rows,), nbytes=nbytes)
             case moves.Copy():
                 return self._copy(x)
+            case moves.Ship():
+                return _line(f"{', '.join(x.names)} in one copy")
             case moves.Call():
                 rows = self._lengths(x.at.rows) if x.at is not None and x.at.counted else ()
                 return _line(_call(x), rows, note=self._settings(x))
@@ -65,9 +68,6 @@ class Described:
                 kept = ", operations kept for a later pass" if x.saves else ", with gradients" if x.graph else ""
                 return _line(f"on every chunk{kept}", self._lengths(DESTINATIONS), "destinations")
         return _line(x.words.format(**vars(x)), note=getattr(x, "why", ""))
-
-    def _crosses(self, x: moves.Cross, what: str) -> Line:
-        return _line(what, (x.crossing.rows,), nbytes=x.crossing.rows * crossing_bytes(x, self._p, self._row))
 
     def _copy(self, x: moves.Copy) -> Line:
         moved = x.there
@@ -91,11 +91,9 @@ class Described:
         return _line(f"{to} {'+=' if x.dst.adds else '<-'} {x.src}", rows, unit, nbytes=nbytes, note="; ".join(notes))
 
     def _chunks(self) -> list[int]:
-        assert self._batch is not None
         return [self._p.chunk(i, self._batch) for i in self._devices]
 
     def _lengths(self, rows: Selection) -> tuple[int, ...]:
-        assert self._batch is not None
         chunks, view, batch = np.array(self._chunks()), self._p.view, [self._batch]
         return tuple(int(rows.lengths(view, i, chunks[i : i + 1], batch)[0]) for i in self._devices)
 
@@ -116,7 +114,7 @@ class Described:
             return "store" if where else "add"
         if where is not None:
             return _mixed(where[np.r_[self._p.view.destinations(chunk)]] for chunk in self._chunks())
-        assert isinstance(access, tuple) and isinstance(into.rows, Picked) and moved is not None and batch is not None
+        assert isinstance(access, tuple) and isinstance(into.rows, Picked)
         rows, picks = self._lengths(moved.rows), into.rows.picks
         return _mixed(np.broadcast_to(access[i].among(picks.intervals(i, batch)), rows[i]) for i in self._devices)
 

@@ -155,10 +155,6 @@ class Ship(Instruction):
     on = "load"
     names: tuple[str, ...]
 
-    @property
-    def words(self) -> str:  # type: ignore[override]
-        return f"{', '.join(self.names)} in one copy"
-
 
 class Cross(Instruction):
     """Over the network: "fetch" rows of a host tensor that other ranks own, as their owners computed them; or "send"

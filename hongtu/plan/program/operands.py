@@ -49,12 +49,12 @@ def on_host(plan: PlannedMemory, name: str, rows: Selection, access: Access = "r
 
 def value_cache(plan: PlannedMemory, p: Pass) -> str:
     """What a device calls the rows that slots count: a tensor that stays there is its own cache."""
-    return p.exchange if p.exchange is not None and p.exchange in plan.resident else "cache"
+    return p.exchange if p.exchange in plan.resident else "cache"
 
 
 def gradient_cache(plan: PlannedMemory, p: Pass) -> str:
     """The same for gradients."""
-    return p.flush if p.flush is not None and p.flush in plan.resident else "gradient_cache"
+    return p.flush if p.flush in plan.resident else "gradient_cache"
 
 
 def stores(plan: PlannedMemory, p: Pass, name: str) -> Stores:

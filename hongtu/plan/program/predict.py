@@ -35,7 +35,6 @@ def copied_rows(x: moves.Copy, p: PassProgram, device: int) -> int:
     """Rows that a copy moves in a pass for one device."""
     rows, kept = x.there.rows, x.there.kept
     if isinstance(rows, OnDisk):
-        assert kept is not None
         return rows.moved(p.view, device, kept)
     beside = ARTIFACT.moved(p.view, device, x.kept) if x.in_place and x.kept is not None else 0
     return x.src.rows.total(p.view, device) - beside

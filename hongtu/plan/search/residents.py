@@ -79,5 +79,5 @@ def _saved(plan: ExecutionPlan, unit: frozenset[str]) -> int:
         touched = (*p.inputs, *p.gradients, *p.written)
         total += sum(plan.count(p, name) * row[name] for name in touched if name in unit)
         loads = plan.transfers[p.name].rows_loaded if p.name in plan.transfers else 0
-        total += loads * sum(row[name] for name in (p.exchange, p.flush) if name is not None and name in unit)
+        total += loads * sum(row[name] for name in (p.exchange, p.flush) if name in unit)
     return total
