@@ -40,12 +40,12 @@ class LoadCounter:
         self.paper_rows = self.floor = 0
         smallest, largest = [], []
         for uses in uses_of(topology, schedule):
-            start, following = uses.own[0], uses.own_next
-            batch, once = np.repeat(np.arange(len(start) - 1), np.diff(start)), int(np.count_nonzero(following < 0))
-            self.paper_rows += len(following) - int(np.count_nonzero(following == batch + 1))
+            following = uses.own.next_use
+            once = int(np.count_nonzero(following < 0))
+            self.paper_rows += len(following) - int(np.count_nonzero(following == uses.own.batch + 1))
             self.floor += once
             smallest.append(int(uses.window_rows(0).max(initial=0)))
-            largest.append(once + int(np.diff(uses.mirror[0]).max(initial=0)))
+            largest.append(once + int(np.diff(uses.mirror.start).max(initial=0)))
         self.smallest, self.largest = tuple(smallest), tuple(largest)
 
     def lookahead_rows(self, capacity: Sequence[int]) -> int:

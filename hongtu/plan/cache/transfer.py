@@ -15,9 +15,16 @@ from typing import cast
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.cache.intervals import Intervals, assign_slots, chain, make_intervals
+from hongtu.plan.cache.intervals import Intervals, assign_slots, make_intervals
 from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
-from hongtu.plan.cache.reuse import Requests, adjacent_intervals, neighbour_requests, single_intervals, uses_of
+from hongtu.plan.cache.reuse import (
+    Requests,
+    adjacent_intervals,
+    neighbour_requests,
+    no_requests,
+    single_intervals,
+    uses_of,
+)
 from hongtu.plan.passes.strategy import Reuse
 
 
@@ -110,7 +117,7 @@ def _requests(topology: Topology, schedule: np.ndarray, reuse: Reuse) -> list[tu
     """What every device requests of its own partition, or of all without deduplication; and of its peers."""
     if reuse != "none":
         return [(uses.own, uses.mirror) for uses in uses_of(topology, schedule)]
-    nothing = np.zeros(schedule.shape[1] + 1, dtype=np.int64), np.empty(0, dtype=np.int32)
+    nothing = no_requests(topology, schedule)
     return [(neighbour_requests(topology, schedule, i), nothing) for i in range(topology.partitions)]
 
 
@@ -118,7 +125,7 @@ def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse, prefetc
     """The largest requests of every device; they bound the buffers that hold a batch's plan arrays."""
     limits = []
     for i, of_device in enumerate(_requests(topology, schedule, reuse)):
-        own, peers = (np.diff(start) for start, _ in of_device)
+        own, peers = (np.diff(requests.start) for requests in of_device)
         slots = own + peers
         if prefetch and reuse in ("none", "p2p") and len(slots):  # a row of two batches has a slot for each
             slots = np.convolve(slots, np.ones(prefetch + 1, dtype=np.int64))[prefetch:]
@@ -173,7 +180,7 @@ def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> T
     devices = []
     for i in range(topology.partitions):
         uses = uses_of(topology, schedule)[i]
-        row, first, last = chain(*uses.mirror, uses.mirror_next >= 0, v)
+        row, first, last = uses.mirror.intervals(uses.mirror.next_use >= 0)
         slot, mirrors = assign_slots(np.maximum(first - prefetch, 0), last, schedule.shape[1])
         own = int(starts[i + 1] - starts[i])
         peer = (np.searchsorted(starts, row, side="right") - 1).astype(np.int32)
@@ -181,11 +188,11 @@ def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> T
         pulls = make_intervals(row, slot + np.int32(own), first, last, schedule.shape[1], peer, peer_slot)
         none = np.empty(0, dtype=np.int32)
         loads = make_intervals(none, none, none, none, schedule.shape[1])
-        start, source = neighbour_requests(topology, schedule, i)
+        sources = neighbour_requests(topology, schedule, i)
         slot_of_row = np.zeros(v, dtype=np.int32)
         slot_of_row[starts[i] : starts[i + 1]] = np.arange(own)
         slot_of_row[row] = pulls.slot  # one interval per row
-        devices.append(DeviceTransfers(own + mirrors, loads, pulls, start, slot_of_row[source]))
+        devices.append(DeviceTransfers(own + mirrors, loads, pulls, sources.start, slot_of_row[sources.row]))
     return TransferPlan(devices, schedule)
 
 
@@ -208,9 +215,9 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
             start = np.searchsorted(first[of_peer], np.arange(num_batches + 1))  # intervals are sorted by it
             peer_slot[of_peer] = _slots_at(start, row[of_peer], [loads[p]], topology.num_vertices)
         mirror = make_intervals(row, slot, first, last, num_batches, peer, peer_slot)
-        start, source = neighbour_requests(topology, schedule, i)
-        slot_of_source = _slots_at(start, source, [loads[i], mirror], topology.num_vertices)
-        devices.append(DeviceTransfers(capacities[i], loads[i], mirror, start, slot_of_source))
+        sources = neighbour_requests(topology, schedule, i)
+        slot_of_source = _slots_at(sources.start, sources.row, [loads[i], mirror], topology.num_vertices)
+        devices.append(DeviceTransfers(capacities[i], loads[i], mirror, sources.start, slot_of_source))
     return TransferPlan(devices, schedule)
 
 
