@@ -137,20 +137,20 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     for crossing in plan.crossings.fetched(p):
         yield moves.Cross(tensor=p.exchange, crossing=crossing, link="fetch", dtype=plan.host_dtype(p.exchange))
     if p.moments is not None and p.direction == "forward":
-        yield call("begin_moments", on="dispatch", stage=p.stage, columns=plan.passes.width[p.moments])
+        yield call("begin_moments", stage=p.stage, columns=plan.passes.width[p.moments])
 
 
 def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     if p.moments is not None and p.direction == "forward":
-        yield call("end_moments", on="dispatch", stage=p.stage)
+        yield call("end_moments", stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
-        yield call("sum_statistics", on="dispatch", layer=p.layer)
+        yield call("sum_statistics", layer=p.layer)
     for crossing in plan.crossings.sent_back(p):
         yield moves.Cross(tensor=p.flush, crossing=crossing, link="send", dtype=plan.host_dtype(p.flush))
     if p.edge_loss:
         count = plan.shape.gathered[1]  # rows of other ranks
         others: dict[str, Any] = {"others": count} if count else {}
-        yield call("loss_over_edges", on="dispatch", output=OUTPUT, gradient=gradient(OUTPUT), **others)
+        yield call("loss_over_edges", output=OUTPUT, gradient=gradient(OUTPUT), **others)
 
 
 def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...]) -> Iterator[Instruction]:

@@ -76,10 +76,10 @@ class Described:
             notes += ["added up"] * (isinstance(moved.rows, Summed) and not moved.rows.straight)
             notes += [f"but {moved.kept.rows} rows in memory"] if moved.kept is not None and moved.kept.rows else []
         else:
-            if x.in_place and x.kept is not None:
+            if x.in_place and x.src.kept is not None:
                 there = zip(self._chunks(), enumerate(rows), strict=True)
                 starts = self._p.view.chunk_start
-                rows = tuple(n * x.kept.has(i, int(starts[chunk])) for chunk, (i, n) in there)
+                rows = tuple(n * x.src.kept.has(i, int(starts[chunk])) for chunk, (i, n) in there)
                 notes = ["or in place"]
             nbytes = sum(rows) * crossing_bytes(x, self._p, self._row)
         if x.link in ("write", "flush"):

@@ -32,9 +32,11 @@ EventName = Literal[  # how far the batch has come that has a set of staging mem
 ]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
-ON: dict[str, StreamName] = {  # the streams that copies are on; what is flushed or written, ``host`` adds
-    "read": "load", "topology": "load", "load": "load", "pull": "load", "push": "compute", "flush": "flush",
-    "write": "flush",
+ON: dict[str, StreamName] = {  # the streams that do it, by verb; what is flushed or written, ``host`` adds
+    "read": "load", "topology": "load", "load": "load", "pull": "load", "ship": "load", "zero_rows": "compute",
+    "compute": "compute", "push": "compute", "flush": "flush", "write": "flush", "post": "host", "recall": "disk",
+    "spill": "disk", "cross": "dispatch", "begin_moments": "dispatch", "end_moments": "dispatch",
+    "sum_statistics": "dispatch", "loss_over_edges": "dispatch",
 }  # fmt: skip
 
 
@@ -44,18 +46,21 @@ class Instruction:
 
     Attributes:
         verb: what it is called in listings, and by whoever runs it: its kind's name, if it has no other.
-        on: the stream that does it, in the body of a pass.
         words: what it does, for listings, with its operands' names in braces; of some kinds ``describe.py`` says more.
     """
 
     verb: ClassVar[str]
-    on: str = ""
     words: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, eq=False, kw_only=True)(cls)
         if "verb" not in vars(cls):
             cls.verb = cls.__name__.lower()
+
+    @property
+    def on(self) -> str:
+        """The stream that does it."""
+        return ON.get(self.verb, "")
 
 
 # ---------------------------------------------------------------------------------------------------------- memory
@@ -121,10 +126,6 @@ class Copy(Instruction):
         return self.link
 
     @property
-    def on(self) -> StreamName:  # type: ignore[override]
-        return ON.get(self.link, "disk")
-
-    @property
     def is_below(self) -> bool:
         """Whether they go between the host and a memory below it."""
         return self.link in BELOW
@@ -139,11 +140,6 @@ class Copy(Instruction):
         """The end whose numbers are narrower than the run's, as they cross then; None: neither is."""
         return next((ref for ref in (self.src, self.dst) if ref.dtype != FLOAT), None)
 
-    @property
-    def kept(self) -> Kept | None:
-        """Of the vertex tensor, the rows that are in host memory."""
-        return self.src.kept or self.dst.kept
-
 
 class Ship(Instruction):
     """On ``load``: of what was brought so far, these arrays reach the device in one copy.
@@ -152,7 +148,6 @@ class Ship(Instruction):
         names: in the order in which they are packed; none has numbers larger than those before it.
     """
 
-    on = "load"
     names: tuple[str, ...]
 
 
@@ -165,7 +160,6 @@ class Cross(Instruction):
         dtype: what the host has them in, as they cross.
     """
 
-    on = "dispatch"
     tensor: str
     crossing: Crossing
     link: Literal["fetch", "send"]
@@ -180,7 +174,6 @@ class Post(Instruction):
             None where transfers are only counted.
     """
 
-    on = "host"
     words = "{link} begins: rows of host {tensor} that stay as they are leave"
     tensor: str
     crossing: Crossing
@@ -215,7 +208,6 @@ class Call(Instruction):
     at: Ref | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     drops: tuple[str, ...] = ()
-    on: str = "compute"
 
     @property
     def verb(self) -> str:  # type: ignore[override]
@@ -238,10 +230,10 @@ class Call(Instruction):
 
 
 def call(kernel: str, *takes: str | None, gives: tuple[str | None, ...] | str = (), at: Ref | None = None,
-         arrays: tuple[str, ...] = (), on: str = "compute", **settings: Any) -> Call:  # fmt: skip
+         arrays: tuple[str, ...] = (), **settings: Any) -> Call:  # fmt: skip
     """A kernel with its arguments, as one writes a call."""
     gives = (gives,) if isinstance(gives, str) else gives
-    return Call(kernel=kernel, takes=takes, gives=gives, arrays=arrays, at=at, on=on, settings=settings)
+    return Call(kernel=kernel, takes=takes, gives=gives, arrays=arrays, at=at, settings=settings)
 
 
 def with_drops(body: Sequence[Call]) -> tuple[Call, ...]:
@@ -257,7 +249,6 @@ class Compute(Instruction):
         graph: operations are recorded for backward; ``saves``: and what they save stays until another pass.
     """
 
-    on = "compute"
     body: tuple[Call, ...]
     graph: bool
     saves: bool

@@ -36,7 +36,7 @@ def copied_rows(x: moves.Copy, p: PassProgram, device: int) -> int:
     rows, kept = x.there.rows, x.there.kept
     if isinstance(rows, OnDisk):
         return rows.moved(p.view, device, kept)
-    beside = ARTIFACT.moved(p.view, device, x.kept) if x.in_place and x.kept is not None else 0
+    beside = ARTIFACT.moved(p.view, device, x.src.kept) if x.in_place and x.src.kept is not None else 0
     return x.src.rows.total(p.view, device) - beside
 
 
