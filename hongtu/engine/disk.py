@@ -138,12 +138,12 @@ class Disk:
         for part in _in_parts(rows, kind):
             self._stores[there.where].write(begin, _bytes_of(part.to(kind)))
             begin += len(part) * row
-        self._count(there.where, len(rows) * row, start)
+        self._traffic.add(there.where, len(rows) * row, seconds=perf_counter() - start)
 
     def _read(self, there: Ref, begin: int, rows: Tensor) -> None:
         start, kind = perf_counter(), self._kind(there)
         _read_as(kind, self._stores[there.where], begin, rows)
-        self._count(there.where, len(rows) * _row_bytes(rows, kind), start)
+        self._traffic.add(there.where, len(rows) * _row_bytes(rows, kind), seconds=perf_counter() - start)
 
     def _read_chunk(
         self, store: Store | File, runs: list[tuple[int, int]], kind: torch.dtype, there: Ref, chunk: Chunk
@@ -161,10 +161,7 @@ class Disk:
             store.read(runs[0][0], _bytes_of(rows))
         else:
             chunk.device.fill_beside(name, chunk.set, partial(store.read_within, runs[0][0], nbytes))
-        self._count(there.where, nbytes, start)
-
-    def _count(self, memory: str, nbytes: int, start: float) -> None:
-        self._traffic.add(memory, nbytes, seconds=perf_counter() - start)
+        self._traffic.add(there.where, nbytes, seconds=perf_counter() - start)
 
 
 def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, host: Tensor) -> None:

@@ -136,7 +136,7 @@ class ExecutionPlan(PlannedMemory):
         """Bytes of what the host has before the first of some passes: vertex rows, the gradient of learned ones, which
         stays until the next epoch, and scripts."""
         found = {"scripts": self.script_bytes if passes else 0}
-        rows, shape = self.in_memory(FEATURES) * self.passes.width[FEATURES] * self.host_item(FEATURES), self.shape
+        rows, shape = self.in_memory(FEATURES) * self.host_row(FEATURES), self.shape
         if shape.sparse_input is None:  # else pageable
             found[FEATURES] = rows
         if shape.learned_input and shape.trains and not shape.copies_learned and passes is self.program.evaluate:

@@ -75,7 +75,7 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
             whose start counts.
     """
     total, v = 0.0, plan.topology.num_vertices
-    row = {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
+    row = {name: plan.host_row(name) for name in plan.passes.width}
     extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()), plan.topology.partitions)
     captured = plan.strategy.capture and plan.shape.repeats and _captures(hardware)  # a sketch has no buffers yet
     starts = not (linked or captured)

@@ -15,7 +15,7 @@ from hongtu.plan.memory.crossings import Crossings
 from hongtu.plan.memory.disk import DiskLayout, disk_staging, lay_out
 from hongtu.plan.memory.host import HostPlacement
 from hongtu.plan.memory.slab import Places, Price, stacked
-from hongtu.plan.memory.structure import FLOAT, Over, spans
+from hongtu.plan.memory.structure import FLOAT, Over, nbytes_of, spans
 from hongtu.plan.passes.choice import ONCE
 from hongtu.plan.passes.definition import FEATURES, Pass
 
@@ -28,7 +28,7 @@ class PlannedMemory(HostPlacement):
         entries, item = self.structure_spans[device], self.shape.itemsize
         arrays = [array for _, _, array in self.structure.values()]
         arrays += [array for p in self.edge_orders.values() for _, array in self.edge_order(p).values()]
-        return sum(array.nbytes(int(entries[array.over][-1]), item) for array in arrays)
+        return sum(nbytes_of(array.shape(int(entries[array.over][-1])), array.dtype, item) for array in arrays)
 
     @cached_property
     def structure_spans(self) -> list[dict[Over, np.ndarray]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT, Array, device_entries
+from hongtu.plan.memory.structure import Array, device_entries
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program import copies, moves
 from hongtu.plan.program.chunk_body import chunk_body, sort_edges
@@ -60,7 +60,7 @@ def _first_pass(plan: PlannedMemory) -> PassProgram:
             body.append(moves.Compute(body=sort_edges(plan, p), graph=False, saves=False))
     if FEATURES in plan.resident:
         start = tuple(begins["destinations"] for begins in plan.structure_spans)
-        before.append(_place(plan, FEATURES, zero=False))
+        before.append(_place(plan, FEATURES, None, zero=False))
         into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
         body.append(Copy(link="read", dst=into, src=on_host(plan, FEATURES, DESTINATIONS)))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in plan.devices)
@@ -84,16 +84,14 @@ def _place_structure(there: Ref, array: Array) -> moves.Place:
     return moves.Place(name=there.tensor, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
 
 
-def _place(
-    plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = (), p: Pass | None = None
-) -> moves.Place:
-    there = where(plan, name)
-    rows = (plan.in_memory(name, p),) if there == "host" else tuple(plan.resident_rows(name, i) for i in plan.devices)
-    shape, kept, apart = (plan.passes.width[name],), plan.kept.get(name), plan.apart and there == "device"
-    dtype = plan.host_dtype(name) if there == "host" else FLOAT
-    return moves.Place(
-        name=name, where=there, rows=rows, shape=shape, dtype=dtype, zero=zero, kept=kept, at=at, padded=apart
-    )
+def _place(plan: PlannedMemory, name: str, p: Pass | None, *, zero: bool | np.ndarray) -> moves.Place:
+    """A tensor that a pass makes, or set-up."""
+    shape = (plan.passes.width[name],)
+    if where(plan, name) == "host":
+        held, kept, dtype = plan.in_memory(name, p), plan.kept.get(name), plan.host_dtype(name)
+        return moves.Place(name=name, where="host", rows=(held,), shape=shape, dtype=dtype, zero=zero, kept=kept)
+    rows, at = tuple(plan.resident_rows(name, i) for i in plan.devices), () if p is None else plan.place_of(p, name)
+    return moves.Place(name=name, where="device", rows=rows, shape=shape, zero=zero, at=at, padded=plan.apart)
 
 
 def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
@@ -132,8 +130,7 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             writers = plan.writers.get(name)
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
-            at = plan.place_of(p, name) if name in plan.placed else ()
-            yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at, p=p)
+            yield _place(plan, name, p, zero=zero if writers is None else writers.unwritten)
     for crossing in plan.crossings.fetched(p):
         yield moves.Cross(tensor=p.exchange, crossing=crossing, link="fetch", dtype=plan.host_dtype(p.exchange))
     if p.moments is not None and p.direction == "forward":

@@ -74,7 +74,7 @@ def _units(passes: PassList) -> list[frozenset[str]]:
 
 def _saved(plan: ExecutionPlan, unit: frozenset[str]) -> int:
     """Bytes that the unit moves over the host link in an epoch."""
-    total, row = 0, {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
+    total, row = 0, {name: plan.host_row(name) for name in plan.passes.width}
     for p in plan.passes.train:
         touched = (*p.inputs, *p.gradients, *p.written)
         total += sum(plan.count(p, name) * row[name] for name in touched if name in unit)
