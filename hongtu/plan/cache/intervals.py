@@ -42,6 +42,10 @@ class Intervals:
     def __len__(self) -> int:
         return len(self.row)
 
+    @property
+    def num_batches(self) -> int:
+        return len(self.first_start) - 1
+
     def opening(self, batch: int) -> slice:
         """The intervals whose first batch is ``batch``."""
         return slice(int(self.first_start[batch]), int(self.first_start[batch + 1]))

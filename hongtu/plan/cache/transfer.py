@@ -9,7 +9,7 @@ Every mirror interval lies inside one owner interval, so the owner's row is alwa
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -82,14 +82,9 @@ class TransferCounts:
 
 @dataclass(frozen=True)
 class TransferPlan(TransferCounts):
-    """The transfers of all devices over one pass.
-
-    Attributes:
-        schedule: int32 [m, B], chunk j of partition i that runs in batch b.
-    """
+    """The transfers of all devices over one pass."""
 
     devices: Sequence[DeviceTransfers]
-    schedule: np.ndarray
 
 
 def count_transfers(
@@ -172,7 +167,7 @@ def plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int = 0) -
     key = "resident", np.asarray(schedule).tobytes(), prefetch
     if key not in topology.memo:
         topology.memo[key] = _plan_resident(topology, schedule, prefetch)
-    return replace(cast(TransferPlan, topology.memo[key]), schedule=schedule)  # the caller's own, counted once
+    return cast(TransferPlan, topology.memo[key])
 
 
 def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> TransferPlan:
@@ -193,7 +188,7 @@ def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> T
         slot_of_row[starts[i] : starts[i + 1]] = np.arange(own)
         slot_of_row[row] = pulls.slot  # one interval per row
         devices.append(DeviceTransfers(own + mirrors, loads, pulls, sources.start, slot_of_row[sources.row]))
-    return TransferPlan(devices, schedule)
+    return TransferPlan(devices)
 
 
 def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> TransferPlan:
@@ -218,7 +213,7 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
         sources = neighbour_requests(topology, schedule, i)
         slot_of_source = _slots_at(sources.start, sources.row, [loads[i], mirror], topology.num_vertices)
         devices.append(DeviceTransfers(capacities[i], loads[i], mirror, sources.start, slot_of_source))
-    return TransferPlan(devices, schedule)
+    return TransferPlan(devices)
 
 
 def _shared_slots(owner, mirror, num_batches, prefetch):

@@ -127,7 +127,7 @@ def _region(
     transfers, known = plan.exchange_plan(p), plan.known
     begin, buckets = list[int](), list[Buckets]()
     chunks, backward = (len(chunk_start) - 1) // len(transfers.devices), p.direction == "backward"
-    order = range(transfers.schedule.shape[1])[:: -1 if backward else 1]
+    order = range(plan.schedule(p).shape[1])[:: -1 if backward else 1]
     for i, device in enumerate(transfers.devices):
         begins = int(plan.kept[name].end[i])
         same = id(device.loads), id(chunk_start), by, retiring, backward

@@ -93,7 +93,7 @@ def bring_neighbours(exchanged: list[Copy | Call]) -> Iterator[Copy]:
     known = set[str]()
     for x in exchanged:
         ends = [x.at] if isinstance(x, Call) else sorted((x.dst, x.src), key=lambda ref: ref.where != "device")
-        for rows in (ref.rows for ref in ends if ref is not None):
+        for rows in (ref.rows for ref in ends):
             if isinstance(rows, Picked) and rows.at and rows.at not in known:
                 known.add(rows.at)
                 yield bring(Ref(tensor=rows.at, where="plan", rows=replace(rows, at="")))

@@ -188,7 +188,7 @@ class Picks:
     def contended(self) -> frozenset[tuple[int, int]]:
         """The batches and owners where several devices push to one row."""
         devices, found = range(len(self.devices)), set()
-        batches = len(self.table(0).first_start) - 1 if len(devices) > 2 else 0  # else an owner has one peer
+        batches = self.table(0).num_batches if len(devices) > 2 else 0  # else an owner has one peer
         for batch in range(batches):
             peer, slot = (
                 np.concatenate([self.column(name, i, batch) for i in devices]) for name in ("peer", "peer_slot")
