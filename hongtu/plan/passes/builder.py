@@ -48,7 +48,8 @@ def plan_passes(
     wanted |= {names.states[state.number] for state in given if state.trained or not constants}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
-    builder = _Builder(shape, names, cached - 1 if cached else None, frozenset(wanted), fuse, save, prune, halo)
+    kept_layer = cached - 1 if cached else None
+    builder = _Builder(shape, names, kept_layer, frozenset(wanted), fuse=fuse, save=save, prune=prune, halo=halo)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     if not shape.trains:
         train, evaluate = [replace(p, when="train") for p in evaluate], []
