@@ -22,9 +22,10 @@ from hongtu.graph.topology import ChunkTopology
 from hongtu.model.network import Network
 from hongtu.nn.whole_graph import Moments
 from hongtu.plan.memory.host import Kept
-from hongtu.plan.program.instruction import Stores as Stored
-from hongtu.plan.program.moves import Copy, Ref
+from hongtu.plan.program.moves import Copy
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.ref import Ref
+from hongtu.plan.program.ref import Stores as Stored
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, OwnRows, PartOfChunk, Selection, SlotsOfSources, SparsePart
 
 
@@ -128,13 +129,17 @@ class Chunk:
 
     def span(self, rows: Selection) -> tuple[int, int]:
         """Where its rows of a tensor begin and end among all."""
-        return (rows.at(self.first), rows.at(self.end)) if isinstance(rows, OwnRows) else (self.first, self.end)
+        return rows.row_of(self.first), rows.row_of(self.end)
 
     def on_host(self, ref: Ref) -> Tensor:
         """The chunk's rows of a host tensor, or staging memory of those that are on the disk."""
-        first, end = self.span(ref.rows)
         if self.in_memory(ref.kept):
-            return self.host.rows(ref.tensor, first, end)
+            return self.host.rows(ref.tensor, *self.span(ref.rows))
+        return self.in_window(ref)
+
+    def in_window(self, ref: Ref) -> Tensor:
+        """Staging memory of the chunk's rows of a tensor that lie below the host."""
+        first, end = self.span(ref.rows)
         return self.device.beside(f"disk {ref.tensor}", self.set)[: end - first]
 
     def _index(self, rows: Selection) -> np.ndarray | None:
@@ -168,7 +173,6 @@ class Chunk:
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
-        assert self.host.sparse is not None
         return dict(zip(PARTS, self.host.sparse.part(self.rows), strict=True))
 
     @property
@@ -189,7 +193,7 @@ class Chunk:
         if rows is FRONT:
             return slice(self.num_dst)
         assert isinstance(rows, OwnRows)
-        before, (first, end) = rows.at(self.at.first), self.span(rows)
+        before, (first, end) = rows.row_of(self.at.first), self.span(rows)
         return slice(first - before, end - before)
 
     def deliver(self, x: Copy) -> None:

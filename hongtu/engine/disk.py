@@ -24,8 +24,8 @@ from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout
 from hongtu.plan.memory.host import Kept
-from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Laid, Summed, Target
+from hongtu.plan.program.ref import Ref
 
 CAST = 1 << 16  # bytes that are cast at a time: torch takes no threads for so few
 
@@ -71,7 +71,7 @@ class Disk:
 
     def recall(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows come to staging memory, and are added up there."""
-        into, (first, end) = _staging(there, chunk), _span(there, chunk)
+        into, (first, end) = chunk.in_window(there), chunk.span(there.rows)
         if there.rows is ARTIFACT:  # in float32
             assert self._given is not None
             row = _row_bytes(into, torch.float32)
@@ -109,7 +109,7 @@ class Disk:
 
     def spill(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
-        rows, first, kind = _staging(there, chunk), _span(there, chunk)[0], self._kind(there)
+        rows, (first, _), kind = chunk.in_window(there), chunk.span(there.rows), self._kind(there)
         assert isinstance(there.rows, Laid)
         self._put(there, rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows, kind)))
 
@@ -150,33 +150,30 @@ class Disk:
         for part in _in_parts(rows, kind):
             self._stores[there.where].write(begin, _bytes_of(part.to(kind)))
             begin += len(part) * row
-        self._count(there.where, len(rows) * row, start)
+        self._traffic.add(there.where, len(rows) * row, seconds=perf_counter() - start)
 
     def _read(self, there: Ref, begin: int, rows: Tensor) -> None:
         start, kind = perf_counter(), self._kind(there)
         _read_as(kind, self._stores[there.where], begin, rows)
-        self._count(there.where, len(rows) * _row_bytes(rows, kind), start)
+        self._traffic.add(there.where, len(rows) * _row_bytes(rows, kind), seconds=perf_counter() - start)
 
     def _read_chunk(
         self, store: Store | File, runs: list[tuple[int, int]], kind: torch.dtype, there: Ref, chunk: Chunk
     ) -> None:
         """The chunk's rows, which lie there in some numbers in runs: from a byte on, so many. One run of the same
         numbers comes to where staging memory begins from then on."""
-        start, rows, name = perf_counter(), _staging(there, chunk), f"disk {there.tensor}"
+        start, rows, name = perf_counter(), chunk.in_window(there), f"disk {there.tensor}"
         nbytes = sum(count for _, count in runs) * _row_bytes(rows, kind)
         if kind != rows.dtype or len(runs) != 1:
             chunk.device.fill_beside(name, chunk.set, lambda room: 0)
-            parts = _staging(there, chunk).split([count for _, count in runs])  # of all, wherever they began before
+            parts = chunk.in_window(there).split([count for _, count in runs])  # of all, wherever they began before
             for (begin, _), part in zip(runs, parts, strict=True):
                 _read_as(kind, store, begin, part)
         elif chunk.device.queues:  # copies of what is at the beginning
             store.read(runs[0][0], _bytes_of(rows))
         else:
             chunk.device.fill_beside(name, chunk.set, partial(store.read_within, runs[0][0], nbytes))
-        self._count(there.where, nbytes, start)
-
-    def _count(self, memory: str, nbytes: int, start: float) -> None:
-        self._traffic.add(memory, nbytes, seconds=perf_counter() - start)
+        self._traffic.add(there.where, nbytes, seconds=perf_counter() - start)
 
 
 def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, host: Tensor) -> None:
@@ -189,18 +186,6 @@ def add_kept(kept: Kept, bucket: Tensor, vertices: np.ndarray, stores: Stores, h
     places = kept.places(vertices[order])
     flags = stores[order[: len(places)]] if isinstance(stores, np.ndarray) else np.full(len(places), stores)
     put_rows_alone(bucket.numpy()[: len(places)], host.numpy(), places, flags)
-
-
-def _staging(there: Ref, chunk: Chunk) -> Tensor:
-    """The chunk's own rows of a tensor."""
-    first, end = _span(there, chunk)
-    return chunk.device.beside(f"disk {there.tensor}", chunk.set)[: end - first]
-
-
-def _span(there: Ref, chunk: Chunk) -> tuple[int, int]:
-    """The first of the chunk's own rows of a tensor, and the one behind them."""
-    assert there.kept is not None
-    return int(there.kept.at(chunk.first)), int(there.kept.at(chunk.end))
 
 
 def _row_bytes(rows: Tensor, kind: torch.dtype) -> int:

@@ -15,7 +15,7 @@ from hongtu.engine.repeats import Moved, Repeats
 from hongtu.host import trim_beyond
 from hongtu.plan.program import moves
 from hongtu.plan.program.moves import EventName
-from hongtu.plan.program.predict import kept_bytes, placed_row, script_bytes
+from hongtu.plan.program.predict import kept_bytes, script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 
 LINKED = 1 << 10  # batches, of all passes, whose chunks are kept from epoch to epoch
@@ -195,7 +195,6 @@ class Executor(Instructions):
 
     def _coming(self, p: PassProgram) -> int:
         """Bytes that a pass takes from its beginning."""
-        placed = (x for x in p.before if isinstance(x, moves.Place))
+        placed = sum(x.nbytes(p.itemsize) for x in p.before if isinstance(x, moves.Place))
         buffers = (*p.passing, *(buffer for own in p.buffers for buffer in own.values()))
-        nbytes = (sum(x.rows) * placed_row(x, p.itemsize) for x in placed)
-        return sum(nbytes) + sum(buffer.nbytes(p.itemsize) for buffer in buffers)
+        return placed + sum(buffer.nbytes(p.itemsize) for buffer in buffers)

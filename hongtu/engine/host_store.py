@@ -64,13 +64,11 @@ class HostStore:
         return self.dtype if name == FLOAT else getattr(torch, name)
 
     def create(
-        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None,
+        self, name: str, shape: tuple[int, ...], zero: bool | np.ndarray, kept: Kept | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """Allocate vertex rows [V, columns], or those kept, or so many rows of edges, of which all, or those numbered
-        (int32), begin as zeros."""
-        count = count if count is not None else self.num_vertices if kept is None else kept.rows
-        rows = self._keep(name, self._pool.take((count, columns), dtype or self.dtype), kept)
+        """Allocate rows, all of a tensor or those kept, of which all, or those numbered (int32), begin as zeros."""
+        rows = self._keep(name, self._pool.take(shape, dtype or self.dtype), kept)
         if isinstance(zero, np.ndarray):
             zero_rows(as_numpy(rows), zero if kept is None else kept.places(zero))
         elif zero:

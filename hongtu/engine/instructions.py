@@ -27,10 +27,10 @@ from hongtu.engine.outputs import Outputs
 from hongtu.model.network import Network
 from hongtu.nn.whole_graph import Moments, WholeGraphNorm
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Copy, Ref
+from hongtu.plan.program.moves import Copy, Instruction
 from hongtu.plan.program.on_disk import Bucket
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.ref import Ref
 from hongtu.plan.program.rows import Picked
 from hongtu.ranks.together import Alone, Together
 
@@ -103,7 +103,7 @@ class Instructions:
 
     def place(self, x: moves.Place) -> None:
         if x.where == "host":
-            self.host.create(x.name, x.shape[0], x.zero, x.kept, x.rows[0], self.host.torch_dtype(x.dtype))
+            self.host.create(x.name, (*x.rows, *x.shape), x.zero, x.kept, self.host.torch_dtype(x.dtype))
             return
         for device, rows, at in zip(self.devices, x.rows, x.at or [None] * len(x.rows), strict=True):
             buffer = device.place(x.name, (rows, *x.shape), self.host.torch_dtype(x.dtype), at, apart=x.padded)

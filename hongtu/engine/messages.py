@@ -39,11 +39,6 @@ class Way:
         return [memory[first:end] for first, end in zip([0, *self.ends], self.ends)]
 
 
-def way_at_once(rows: np.ndarray) -> Way:
-    """All in one message."""
-    return Way(torch.from_numpy(rows), [LAST], [len(rows)])
-
-
 def way_by_step(rows: np.ndarray, steps: np.ndarray, least: int) -> Way:
     """In messages of so many rows or more, each behind a batch; ``steps`` as of ``Post``."""
     order = np.argsort(steps, kind="stable")
@@ -61,8 +56,9 @@ Ways = tuple[list[Way], list[Way]]  # of one exchange, by rank: those out, and t
 
 def _at_once(x: Cross) -> Ways:
     """All rows of each rank in one message."""
-    out, into = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
-    return list(map(way_at_once, out)), list(map(way_at_once, into))
+    sides = x.crossing.leaving(x.link), x.crossing.arriving(x.link)
+    out, into = ([way_by_step(rows, np.full(len(rows), LAST), 0) for rows in side] for side in sides)
+    return out, into
 
 
 @dataclass
@@ -150,10 +146,11 @@ class Messages:
         memory = self._memory[: sum(counts) * self._row(x.tensor)].view(rows.dtype)
         parts = memory.view(sum(counts), rows.shape[1]).split(counts)
         sent, received = parts[: len(out)], parts[len(out) :]
-        messages: list[tuple[int, int, Tensor, Tensor]] = []
-        for rank, (way, part) in enumerate(zip(out, sent, strict=True)):
-            pieces = zip(way.steps, way.parts(way.rows), way.parts(part), strict=True)
-            messages += [(step, rank, index, piece) for step, index, piece in pieces]
+        messages = [
+            (step, rank, index, piece)
+            for rank, (way, part) in enumerate(zip(out, sent, strict=True))
+            for step, index, piece in zip(way.steps, way.parts(way.rows), way.parts(part), strict=True)
+        ]
         messages.sort(key=lambda message: message[0], reverse=True)
         expected = [
             (rank, piece)

@@ -83,7 +83,7 @@ class File:
         whole = room[first : first + -(-(before + nbytes) // DISK_BLOCK) * DISK_BLOCK]
         fits = before % CACHE_LINE == 0 and len(whole) >= before + nbytes and len(whole) % DISK_BLOCK == 0
         with self._tried(read=True):
-            if fits and self._uncached.around(partial(_straight, begin - before, before + nbytes, whole)):
+            if fits and self._uncached.around(partial(_fill, whole, before + nbytes, begin - before)):
                 return first + before
             self._read(begin, room[:nbytes])
         return 0
@@ -93,23 +93,15 @@ class File:
         self._file.close()
 
     def _read(self, begin: int, into: np.ndarray) -> None:
-        if self._uncached.around(partial(self._around_cache, begin, into)):
-            return
-        done = 0
-        while done < len(into):
-            got = os.preadv(self._uncached.file, [into[done : done + STEP].data], begin + done)
-            if not got:
-                raise _ends(begin + done, len(into) - done)
-            done += got
-        self._uncached.came_through(len(into))
+        if not self._uncached.around(partial(self._around_cache, begin, into)):
+            _fill(into, len(into), begin, self._uncached.file)
+            self._uncached.came_through(len(into))
 
     def _around_cache(self, begin: int, into: np.ndarray, direct: int) -> None:
         first, end, memory = begin // DISK_BLOCK * DISK_BLOCK, begin + len(into), self._memory
         for at in range(first, end, STEP):
             lo, hi = max(at, begin), min(at + STEP, end)
-            got = os.preadv(direct, [memory[: -(-(hi - at) // DISK_BLOCK) * DISK_BLOCK].data], at)
-            if at + got < hi:
-                raise _ends(at + got, hi - at - got)
+            _fill(memory[: -(-(hi - at) // DISK_BLOCK) * DISK_BLOCK], hi - at, at, direct)
             into[lo - begin : hi - begin] = memory[lo - at : hi - at]
 
     @contextmanager
@@ -163,18 +155,14 @@ class DiskStore(File):
             self._blocks.settle(begin, begin + nbytes)
 
 
-def _straight(at: int, wanted: int, memory: np.ndarray, direct: int) -> None:
-    """Fill whole blocks; so many bytes have to come, for a file may end inside of the last one."""
+def _fill(memory: np.ndarray, wanted: int, at: int, file: int) -> None:
+    """Read a file from a byte on; so many bytes have to come, for it may end inside of the last whole block."""
     got = 0
     while got < wanted:
-        came = os.preadv(direct, [memory[got:].data], at + got)
-        if not came or (got + came < wanted and came % DISK_BLOCK):
-            raise _ends(at + got + came, wanted - got - came)
+        came = os.preadv(file, [memory[got:].data], at + got)
         got += came
-
-
-def _ends(at: int, wanted: int) -> OSError:
-    return OSError(errno.EIO, f"a file ends at byte {at}, expected {wanted} bytes more")
+        if not came:
+            raise OSError(errno.EIO, f"a file ends at byte {at + got}, expected {wanted - got} bytes more")
 
 
 STORES: dict[str, Callable[[str, int, int], Store]] = {"disk": DiskStore}  # given the directory of --spill

@@ -37,7 +37,7 @@ class ExecutionPlan(PlannedMemory):
     @property
     def setup_traffic(self) -> Traffic:
         """Predicted traffic of what runs once before the first epoch, resident features and structure included."""
-        return sum((device_traffic(p, i) for p in self.program.setup for i in self._devices), Traffic())
+        return sum((device_traffic(p, i) for p in self.program.setup for i in self.devices), Traffic())
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -51,7 +51,7 @@ class ExecutionPlan(PlannedMemory):
 
     def pass_traffic(self, p: Pass) -> Traffic:
         """Predicted traffic of one pass over all devices."""
-        return sum((self.device_traffic(p, i) for i in self._devices), Traffic())
+        return sum((self.device_traffic(p, i) for i in self.devices), Traffic())
 
     def device_traffic(self, p: Pass, device: int) -> Traffic:
         """Predicted traffic of one pass on one device; also where its transfers are only counted."""
@@ -77,7 +77,7 @@ class ExecutionPlan(PlannedMemory):
     def arena_bytes(self) -> dict[str, int]:
         """Planned peak bytes per memory in a training epoch: "device 0", ..., "pinned host", "pageable host"; exact."""
         passes = (*self.passes.train, *(self.passes.evaluate if self.slabs else ()))  # a slab is there in all of them
-        peaks = {f"device {i}": max(self.pass_arena(p, i) for p in passes) for i in self._devices}
+        peaks = {f"device {i}": max(self.pass_arena(p, i) for p in passes) for i in self.devices}
         peaks |= {"pinned host": self._pinned(self.program.train), "pageable host": self._pageable}
         return peaks | self.disk.nbytes
 
@@ -101,7 +101,7 @@ class ExecutionPlan(PlannedMemory):
             return self.host_bytes | self.device_bytes
         first, *setup = self.program.setup
         arenas = {first.name: [prices[first.name].peak(0) for prices in self.prices]}
-        arenas |= {p.name: [self.pass_arena(p, i) for i in self._devices] for p in self.passes.every}
+        arenas |= {p.name: [self.pass_arena(p, i) for i in self.devices] for p in self.passes.every}
         found = []
         for group in (self.program.train, self.program.evaluate):
             passes = (first, *setup, *group)
@@ -122,10 +122,6 @@ class ExecutionPlan(PlannedMemory):
         """Bytes of the host in which scripts stay from the first epoch on."""
         return kept_bytes(self.program.train)
 
-    @property
-    def _devices(self) -> range:
-        return range(self.topology.partitions)
-
     @cached_property
     def _compiled(self) -> dict[str, PassProgram]:
         return {}
@@ -140,7 +136,7 @@ class ExecutionPlan(PlannedMemory):
         """Bytes of what the host has before the first of some passes: vertex rows, the gradient of learned ones, which
         stays until the next epoch, and scripts."""
         found = {"scripts": self.script_bytes if passes else 0}
-        rows, shape = self.in_memory(FEATURES) * self.passes.width[FEATURES] * self.host_item(FEATURES), self.shape
+        rows, shape = self.in_memory(FEATURES) * self.host_row(FEATURES), self.shape
         if shape.sparse_input is None:  # else pageable
             found[FEATURES] = rows
         if shape.learned_input and shape.trains and not shape.copies_learned and passes is self.program.evaluate:

@@ -40,12 +40,12 @@ class LoadCounter:
         self.paper_rows = self.floor = 0
         smallest, largest = [], []
         for uses in uses_of(topology, schedule):
-            start, following = uses.own[0], uses.own_next
-            batch, once = np.repeat(np.arange(len(start) - 1), np.diff(start)), int(np.count_nonzero(following < 0))
-            self.paper_rows += len(following) - int(np.count_nonzero(following == batch + 1))
+            following = uses.own.next_use
+            once = int(np.count_nonzero(following < 0))
+            self.paper_rows += len(following) - int(np.count_nonzero(following == uses.own.batch + 1))
             self.floor += once
             smallest.append(int(uses.window_rows(0).max(initial=0)))
-            largest.append(once + int(np.diff(uses.mirror[0]).max(initial=0)))
+            largest.append(once + int(np.diff(uses.mirror.start).max(initial=0)))
         self.smallest, self.largest = tuple(smallest), tuple(largest)
 
     def lookahead_rows(self, capacity: Sequence[int]) -> int:
@@ -102,7 +102,6 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
     Tensors are given as name -> columns; those under "resident" stay on the devices and move over no link.
     """
     traffic, width = plan.pass_traffic(p), plan.passes.width
-    devices = range(plan.topology.partitions)
     transfers = plan.transfers.get(p.name)
 
     def tensors(*names: str | None) -> dict[str, int]:
@@ -114,7 +113,7 @@ def pass_report(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> dict[str, A
         "rows": traffic.rows,
         "bytes": traffic.bytes,
         "slots": [] if transfers is None else [device.capacity for device in transfers.devices],
-        "arena_bytes": {f"device {i}": plan.pass_arena(p, i) for i in devices},
+        "arena_bytes": {f"device {i}": plan.pass_arena(p, i) for i in plan.devices},
         "workspace_bytes": plan.workspace.get(p.name),
         "seconds": pass_seconds(plan, p, hardware).total,
         "aggregate": p.layer,

@@ -16,9 +16,9 @@ import numpy as np
 
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction, Stores
-from hongtu.plan.program.moves import Call, Copy, Ref
+from hongtu.plan.program.moves import Call, Copy, Instruction
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import SOURCES, OwnRows, PartOfChunk, Picked, SlotsOfSources
 from tests.checker.held import NEVER, NONE, NOTHING, VALUE, ZERO, Held, ProgramError, demand
 from tests.checker.memory import AllHeld

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import SOURCES, OwnRows, Picked
 from tests.checker.held import Held, demand
 from tests.checker.spilled import Spilled
@@ -71,10 +70,10 @@ class AllHeld:
             if own is None:
                 yield HeldRows(self.find(ref.tensor, "device", i), self.sources[chunk], rows, stores)
             elif ref.where == "device":
-                yield HeldRows(self.find(ref.tensor, "device", i), rows - own.at(self.first[i]), None, stores)
+                yield HeldRows(self.find(ref.tensor, "device", i), rows - own.row_of(self.first[i]), None, stores)
             elif ref.where == "host" and (i, chunk) in self.disk.on_disk(ref.kept):
                 window = self.disk.own(ref, i, chunk, writes=stores is not None)
-                first = own.at(int(view.chunk_start[chunk]))
+                first = own.row_of(int(view.chunk_start[chunk]))
                 yield HeldRows(window, rows - first, None, None if stores is None else True)  # added up later
             elif ref.where == "chunk" and stores is not None:
                 (held,) = self.there.setdefault((ref.tensor, "chunk"), [Held(ref.tensor, 0)])

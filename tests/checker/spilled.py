@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from hongtu.plan.memory.host import Kept
-from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Bucket, Laid, Summed, Target
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.ref import Ref
 from tests.checker.held import VALUE, ZERO, Held, demand
 
 

@@ -28,8 +28,8 @@ from hongtu.host import drop_file_pages, in_large_pages
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout, _room
 from hongtu.plan.memory.host import Kept
-from hongtu.plan.program.moves import Ref
 from hongtu.plan.program.on_disk import Summed
+from hongtu.plan.program.ref import Ref
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import on_disk
@@ -176,7 +176,8 @@ def test_the_disk_has_no_threads_of_torch(tmp_path):
     rows, seen, host = torch.ones(4096, 64), [], HostStore(4096, torch.float32)
     made = disk.Disk(str(tmp_path), DiskLayout({"disk": 1 << 20}), Traffic(), host, NOTHING)
     device = SimpleNamespace(beside=lambda name, number: rows)
-    chunk = SimpleNamespace(i=0, first=0, end=4096, own_number=0, set=0, device=device)
+    chunk = SimpleNamespace(i=0, own_number=0, set=0, device=device)
+    chunk.in_window, chunk.span = lambda ref: rows, lambda selection: (0, 4096)
     kept = Kept(np.array([0]), np.array([0]))
     nothing = Ref(tensor="rows", where="disk", rows=Summed((), False), kept=kept)
 

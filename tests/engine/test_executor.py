@@ -18,8 +18,8 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Ref, call
+from hongtu.plan.program.moves import call
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.search.residents import every_tensor
 from tests import tiny
 from tests.engine.toy import MODELS, Run

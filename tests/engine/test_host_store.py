@@ -16,9 +16,9 @@ V = 6
 
 def test_rows_count_while_they_are_held():
     host = HostStore(V, torch.float64)
-    host.create("x", 3, zero=True)
+    host.create("x", (V, 3), zero=True)
     assert host["x"].shape == (V, 3) and not host["x"].any() and host.names() == {"x"}
-    host.create("y", 2, zero=False)
+    host.create("y", (V, 2), zero=False)
     host.staging(100)
     host.staging(40)
     host.keep_pageable("ids", torch.arange(V))
@@ -28,7 +28,7 @@ def test_rows_count_while_they_are_held():
     host.reset_peak()
     assert host.peak_bytes["pinned host"] == 3 * V * 8 + 40
     host.staging(0)
-    host.create("z", 1, zero=False)
+    host.create("z", (V, 1), zero=False)
     assert host.peak_bytes["pinned host"] == (3 + 1) * V * 8 and host.names() == {"x", "ids", "z"}
     host.free("z")
     host.reset_peak()
@@ -54,16 +54,16 @@ def test_pinned_rows_are_a_copy():
 
 def test_a_name_is_held_once():
     host = HostStore(V, torch.float32)
-    host.create("x", 1, zero=True)
+    host.create("x", (V, 1), zero=True)
     with pytest.raises(AssertionError, match="x"):
-        host.create("x", 1, zero=True)
+        host.create("x", (V, 1), zero=True)
     with pytest.raises(AssertionError, match="x"):
         host.keep_pageable("x", torch.zeros(1))
 
 
 def test_some_rows_begin_as_zeros():
     host = HostStore(V, torch.float32)
-    host.create("x", 2, zero=np.array([1, 4], dtype=np.int32))
+    host.create("x", (V, 2), zero=np.array([1, 4], dtype=np.int32))
     assert not host["x"][[1, 4]].any() and host["x"][[0, 2, 3, 5]].isnan().all()
 
 

@@ -19,8 +19,8 @@ from hongtu.engine.host_store import HostStore
 from hongtu.kernels import dispatch
 from hongtu.plan.cache.intervals import make_intervals
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Ref
+from hongtu.plan.program.moves import Instruction
+from hongtu.plan.program.ref import Ref
 from hongtu.plan.program.rows import Picks, Selection
 from tests import problems, training
 from tests.exact.test_paper import neighbours, volumes

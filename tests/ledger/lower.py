@@ -17,8 +17,8 @@ from hongtu.plan.memory.host import Kept
 from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.predict import placed_row, script_bytes
+from hongtu.plan.program.moves import Instruction
+from hongtu.plan.program.predict import script_bytes
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.program.rows import DESTINATIONS, PartOfChunk, Picked, SlotsOfSources
 from tests.checker.check import GIVEN
@@ -225,7 +225,8 @@ class Lower(OnDisk):
         spaces = [HOST] if x.where == "host" else [Space("device", i) for i in self.devices]
         self.at.stays |= {x.name} if x.where == "device" else set()
         for space, rows in zip(spaces, x.rows, strict=True):
-            yield Alloc(Ref(x.name, space), rows, row, placed_row(x, self.item), stays=True)
+            step = Buffer((1, *x.shape), x.dtype, padded=x.padded).nbytes(self.item)
+            yield Alloc(Ref(x.name, space), rows, row, step, stays=True)
             if x.zero is True:
                 yield Call("zero", (), (Ref(x.name, space),), space)
             elif isinstance(x.zero, np.ndarray) and len(x.zero):

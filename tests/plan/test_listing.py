@@ -17,8 +17,8 @@ from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import describe, moves
 from hongtu.plan.program.compile import compile_plan
-from hongtu.plan.program.instruction import Instruction
 from hongtu.plan.program.listing import list_program
+from hongtu.plan.program.moves import Instruction
 from hongtu.train.planning import plan_model
 from tests import problems
 

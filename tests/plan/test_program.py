@@ -12,8 +12,9 @@ from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.program import moves
 from hongtu.plan.program.compile import compile_plan
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import ARRAYS, Call, Copy
+from hongtu.plan.program.describe import ARRAYS
+from hongtu.plan.program.moves import Call, Copy
+from hongtu.plan.program.ref import Stores
 from hongtu.plan.program.rows import FRONT, Picked
 from tests import tiny
 from tests.checker.check import check_program

@@ -13,9 +13,9 @@ from hongtu.plan.cache.transfer import DeviceTransfers
 from hongtu.plan.memory.host import Kept
 from hongtu.plan.passes.strategy import Strategy
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Call, Copy, Ref
+from hongtu.plan.program.moves import Call, Copy
 from hongtu.plan.program.on_disk import Laid
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import Picked, Picks, SlotsOfSources
 from tests.checker.check import check_program
 from tests.checker.held import ProgramError
@@ -239,10 +239,11 @@ def _is_used(x):
 
 def other_memory(p, rng):
     """Rows that are on the disk are taken for rows in memory, or the other way round."""
-    found = [k for k, x in enumerate(p.body) if x.verb in ("read", "write") and x.kept is not None]
+    kept = {k: x.src.kept or x.dst.kept for k, x in enumerate(p.body) if x.verb in ("read", "write")}
+    found = [k for k in kept if kept[k] is not None]
     if found:
         k = int(rng.choice(found))
-        start = p.body[k].kept.start
+        start = kept[k].start
         kept = None if rng.random() < 0.5 else Kept(start, start)
         body = [changed(x, kept=kept) if at == k else x for at, x in enumerate(p.body)]
         return replace(p, body=tuple(body)), f"{p.body[k].verb}, {kept}"
@@ -250,7 +251,7 @@ def other_memory(p, rng):
 
 def not_copied(p, rng):
     """A device that has memory of its own, or wants some of a chunk's rows, is to work on what came from the disk."""
-    reads = [x for x in p.body if x.verb == "read" and x.kept is not None and not x.in_place]
+    reads = [x for x in p.body if x.verb == "read" and x.src.kept is not None and not x.in_place]
     if reads:
         read = reads[int(rng.integers(len(reads)))]
         body = tuple(replace(x, in_place=True) if x is read else x for x in p.body)

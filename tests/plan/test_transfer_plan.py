@@ -15,9 +15,9 @@ from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Copy, Ref, call, with_drops
+from hongtu.plan.program.moves import Copy, call, with_drops
 from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, SOURCES, OfChunk, Picked, Picks, SlotsOfSources
 from tests.checker.check import check_program
 from tests.checker.held import ProgramError
@@ -58,7 +58,7 @@ def peers(name, picks, at, access="read"):
     return Ref(tensor=name, where="peer", rows=Picked(picks, "peer_slot", at), access=access)
 
 
-def program_of(topology, plan):
+def program_of(topology, schedule, plan):
     """Forward A times the features; backward A^T times the labels, with the features' rows brought and A times them
     once more."""
     devices, count = tuple(plan.devices), topology.num_vertices
@@ -120,9 +120,9 @@ def program_of(topology, plan):
             for device in devices
         )
         made = [OUTPUT, gradient(FEATURES)][: 1 + backward]
-        order = range(plan.schedule.shape[1])
+        order = range(schedule.shape[1])
         return PassProgram(
-            name=direction, view=topology, schedule=plan.schedule, order=order[::-1] if backward else order, sets=1,
+            name=direction, view=topology, schedule=schedule, order=order[::-1] if backward else order, sets=1,
             buffers=buffers, staging=({},) * len(devices), width={}, itemsize=8,
             before=tuple(moves.Place(name=n, where="host", rows=(count,), shape=(2,), zero=True) for n in made),
             body=(*body, moves.Compute(body=with_drops(compute), graph=False, saves=False), *sends), after=(), frees=(),
@@ -131,8 +131,8 @@ def program_of(topology, plan):
     return Program(setup=(a_pass("forward"),), train=(a_pass("backward"),), evaluate=())
 
 
-def check_products(topology, plan, dense, rng):
-    program = program_of(topology, plan)
+def check_products(topology, schedule, plan, dense, rng):
+    program = program_of(topology, schedule, plan)
     check_program(program)
     h, g = rng.normal(size=(2, topology.num_vertices, 2))
     run = Interpreter(topology.partitions, None, {FEATURES: h, "labels": g})
@@ -166,7 +166,7 @@ def test_plan_computes_the_dense_products(reuse):
     for _ in range(CASES):
         topology, schedule, dense = random_case(rng)
         plan = plan_transfers(topology, schedule, reuse)
-        check_products(topology, plan, dense, rng)
+        check_products(topology, schedule, plan, dense, rng)
         v_ori, v_ru, pulls = paper_volumes(topology, schedule)
         expected = (v_ori, 0) if reuse == "none" else (v_ru, pulls)
         assert (plan.rows_loaded, plan.rows_pulled) == expected
@@ -185,7 +185,7 @@ def test_dropping_one_load_is_caught():
         tried += 1
         plan.devices[device] = dataclasses.replace(plan.devices[device], loads=without(loads, rng.integers(len(loads))))
         with pytest.raises(ProgramError):
-            check_program(program_of(topology, plan))
+            check_program(program_of(topology, schedule, plan))
         caught += 1
     assert caught == tried > 100
 
@@ -214,7 +214,7 @@ def test_lookahead_computes_the_dense_products_within_its_capacity(prefetch):
         plan = plan_transfers(topology, schedule, "lookahead", capacity, prefetch, peer_cost)
         unlimited = plan_transfers(topology, schedule, "lookahead")
         assert max(device.capacity for device in plan.devices) <= capacity
-        check_products(topology, plan, dense, rng)
+        check_products(topology, schedule, plan, dense, rng)
         read = len(np.unique(topology.sources)) if len(topology.sources) else 0
         assert unlimited.rows_loaded == read <= plan.rows_loaded
         evicting += plan.rows_loaded > read

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hongtu
 from hongtu.engine import messages
-from hongtu.engine.messages import way_at_once, way_by_step
+from hongtu.engine.messages import LAST, way_by_step
 from hongtu.graph.halo import Crossing
 from hongtu.plan.cost.seconds import _beside
 from hongtu.plan.passes.choice import Choice
@@ -46,7 +46,7 @@ def test_every_row_leaves_once_and_not_before_its_step(steps, least):
 
 
 def test_rows_that_nobody_posts_leave_at_once():
-    way = way_at_once(np.array([4, 2, 9]))
+    way = way_by_step(np.array([4, 2, 9]), np.full(3, LAST), 0)
     assert [part.tolist() for part in way.parts(way.rows)] == [[4, 2, 9]]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # int32 [K] each: row, first, last of intervals by (first, row)
+
 
 @dataclass(frozen=True)
 class Intervals:
@@ -39,6 +41,10 @@ class Intervals:
 
     def __len__(self) -> int:
         return len(self.row)
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.first_start) - 1
 
     def opening(self, batch: int) -> slice:
         """The intervals whose first batch is ``batch``."""
@@ -138,9 +144,7 @@ def next_uses(start: np.ndarray, row: np.ndarray, num_vertices: int) -> np.ndarr
     return out
 
 
-def chain(
-    start: np.ndarray, row: np.ndarray, keep: np.ndarray, num_vertices: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def chain(start: np.ndarray, row: np.ndarray, keep: np.ndarray, num_vertices: int) -> Columns:
     """Intervals (row, first, last) int32 [K] from requests and which of them keep their row until the next use."""
     out_row, first, last = (np.empty(len(row), np.int32) for _ in range(3))
     open_interval = np.full(num_vertices, -1, dtype=np.int32)

@@ -18,10 +18,9 @@ import numpy as np
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, bridged, choose_gaps, count_gaps, gap_slots, merge_gaps
-from hongtu.plan.cache.intervals import chain
+from hongtu.plan.cache.intervals import Columns
 from hongtu.plan.cache.reuse import Uses, uses_of
 
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # row, first, last of intervals
 UNLIMITED = np.iinfo(np.int64).max // 2
 DEAR_PEERS = 0.5  # from this cost on, counting lets owners and mirrors choose together
 
@@ -44,14 +43,14 @@ def lookahead_intervals(
     Raises:
         BudgetError: when one batch (with the ``prefetch`` next ones) needs more slots than ``capacity``.
     """
-    uses, v = uses_of(topology, schedule), topology.num_vertices
+    uses = uses_of(topology, schedule)
     rooms = _rooms(uses, capacity, prefetch)
-    kept = [choose_gaps(u.own_gaps, room, prefetch) for u, room in zip(uses, rooms, strict=True)]
-    found = _finish(uses, kept, rooms, prefetch, v)
+    kept = [choose_gaps(u.own.gaps, room, prefetch) for u, room in zip(uses, rooms, strict=True)]
+    found = _finish(uses, kept, rooms, prefetch)
     if topology.partitions == 1 or peer_cost == 0 or capacity is None:
         return found
     kept = [_choose_together(u, room, prefetch) for u, room in zip(uses, rooms, strict=True)]
-    together = _finish(uses, kept, rooms, prefetch, v)
+    together = _finish(uses, kept, rooms, prefetch)
     return min((found, together), key=lambda columns: _cost(columns, peer_cost))
 
 
@@ -73,9 +72,9 @@ def count_lookahead(
     together = topology.partitions > 1 and peer_cost >= DEAR_PEERS
     counts = []
     for u, room in zip(uses, _rooms(uses, capacity, prefetch), strict=True):
-        kept = _choose_together(u, room, prefetch) if together else choose_gaps(u.own_gaps, room, prefetch)
-        mirrors = choose_gaps(u.mirror_gaps, room - gap_slots(u.own_gaps, kept, prefetch), prefetch)
-        counts.append((len(u.own[1]) - int(kept.sum()), len(u.mirror[1]) - int(mirrors.sum())))
+        kept = _choose_together(u, room, prefetch) if together else choose_gaps(u.own.gaps, room, prefetch)
+        mirrors = choose_gaps(u.mirror.gaps, room - gap_slots(u.own.gaps, kept, prefetch), prefetch)
+        counts.append((len(u.own.row) - int(kept.sum()), len(u.mirror.row) - int(mirrors.sum())))
     return counts
 
 
@@ -97,24 +96,24 @@ def _rooms(uses: list[Uses], capacity: Sequence[int] | int | None, prefetch: int
 
 def _choose_together(uses: Uses, room: np.ndarray, prefetch: int) -> np.ndarray:
     """int32 [G], the owner's gaps that stay when its gaps and its mirrors' compete for the same room."""
-    gaps, own = merge_gaps(uses.own_gaps, uses.mirror_gaps)
+    gaps, own = merge_gaps(uses.own.gaps, uses.mirror.gaps)
     return np.asarray(choose_gaps(gaps, room, prefetch)[own])
 
 
 def _finish(
-    uses: list[Uses], kept: list[np.ndarray], rooms: list[np.ndarray], prefetch: int, v: int
+    uses: list[Uses], kept: list[np.ndarray], rooms: list[np.ndarray], prefetch: int
 ) -> tuple[list[Columns], list[Columns]]:
     """All intervals, once the owners' gaps are chosen: mirrors take the room that is left."""
     owner_columns = []
     for u, count in zip(uses, kept, strict=True):
-        owner_columns.append(chain(*u.own, bridged(u.own[0], u.own_next, ALL, u.own_gaps, count), v))
+        owner_columns.append(u.own.intervals(bridged(u.own.start, u.own.next_use, ALL, u.own.gaps, count)))
     mirror_columns = []
     for u, count, room in zip(uses, kept, rooms, strict=True):
-        next_use = u.mirror_next
-        covered = _covered(u.mirror, next_use, tuple(owner_columns), v)
-        gaps = count_gaps(u.mirror[0], next_use, covered)
-        chosen = choose_gaps(gaps, room - gap_slots(u.own_gaps, count, prefetch), prefetch)
-        mirror_columns.append(chain(*u.mirror, bridged(u.mirror[0], next_use, covered, gaps, chosen), v))
+        next_use = u.mirror.next_use
+        covered = _covered(u.mirror, next_use, owner_columns)
+        gaps = count_gaps(u.mirror.start, next_use, covered)
+        chosen = choose_gaps(gaps, room - gap_slots(u.own.gaps, count, prefetch), prefetch)
+        mirror_columns.append(u.mirror.intervals(bridged(u.mirror.start, next_use, covered, gaps, chosen)))
     return owner_columns, mirror_columns
 
 
@@ -124,14 +123,14 @@ def _cost(columns: tuple[list[Columns], list[Columns]], peer_cost: float) -> flo
     return sum(len(row) for row, _, _ in owners) + peer_cost * sum(len(row) for row, _, _ in mirrors)
 
 
-def _covered(requests, next_use, owners, num_vertices):
+def _covered(requests, next_use, owners):
     """bool [K], whether the owner keeps the row of a mirror's request until the mirror's next request.
 
     Args:
         owners: the interval columns of every device.
     """
-    start, row = requests
-    kept_until = np.full(num_vertices, -1, dtype=np.int32)
+    start, row = requests.start, requests.row
+    kept_until = np.full(requests.num_vertices, -1, dtype=np.int32)
     covered = np.zeros(len(row), dtype=np.bool_)
     for b in range(len(start) - 1):
         for interval_row, first, last in owners:

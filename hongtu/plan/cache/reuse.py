@@ -19,68 +19,81 @@ import numpy as np
 from hongtu.graph.neighbour_sets import union_sets
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, Gaps, count_gaps
-from hongtu.plan.cache.intervals import chain, next_uses
+from hongtu.plan.cache.intervals import Columns, chain, next_uses
 
-Requests = tuple[np.ndarray, np.ndarray]  # start int64 [B + 1], row int32 [sum]: rows of batch b, ascending
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The rows that one device requests, batch by batch.
+
+    Attributes:
+        start: int64 [B + 1], where each batch's begin.
+        row: int32 [K], ascending in a batch, which requests a row once.
+    """
+
+    num_vertices: int
+    start: np.ndarray
+    row: np.ndarray
+
+    @property
+    def batch(self) -> np.ndarray:
+        """int32 [K], of each request."""
+        return np.repeat(np.arange(len(self.start) - 1, dtype=np.int32), np.diff(self.start))
+
+    @property
+    def next_use(self) -> np.ndarray:
+        """int32 [K], batch of each request's next request of the same row, or -1. Found anew each time: what is
+        remembered of many grains takes more than the sweep is worth."""
+        return next_uses(self.start, self.row, self.num_vertices)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        return count_gaps(self.start, self.next_use, ALL)
+
+    def intervals(self, stays: np.ndarray) -> Columns:
+        """Those of rows that stay until their next request where ``stays``, bool [K], says so."""
+        return chain(self.start, self.row, stays, self.num_vertices)
 
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """The rows that one device requests, batch by batch, and when it requests each of them again.
-
-    Attributes:
-        own: of its own partition (its transition sets).
-        mirror: of other partitions.
-    """
+    """The rows that one device requests: ``own``, of its own partition (its transition sets), and of others
+    (``mirror``)."""
 
     own: Requests
     mirror: Requests
-    num_vertices: int
     _window_rows: dict[int, np.ndarray] = field(default_factory=dict, init=False)
 
     def window_rows(self, prefetch: int) -> np.ndarray:
         """int64 [B], distinct rows that batches b .. b + prefetch request."""
         if prefetch not in self._window_rows:
-            if prefetch == 0:
-                own, mirror = np.diff(self.own[0]), np.diff(self.mirror[0])
-            else:
-                own, mirror = (_window_rows(*rows, prefetch, self.num_vertices) for rows in (self.own, self.mirror))
+            own, mirror = (
+                _window_rows(x.start, x.row, prefetch, x.num_vertices) if prefetch else np.diff(x.start)
+                for x in (self.own, self.mirror)
+            )
             self._window_rows[prefetch] = own + mirror
         return self._window_rows[prefetch]
-
-    @property
-    def own_next(self) -> np.ndarray:
-        """int32 [K], batch of each request's next request of the same row, or -1. Found anew each time: what is
-        remembered of many grains takes more than the sweep is worth."""
-        return next_uses(*self.own, self.num_vertices)
-
-    @property
-    def mirror_next(self) -> np.ndarray:
-        return next_uses(*self.mirror, self.num_vertices)
-
-    @cached_property
-    def own_gaps(self) -> Gaps:
-        return count_gaps(self.own[0], self.own_next, ALL)
-
-    @cached_property
-    def mirror_gaps(self) -> Gaps:
-        return count_gaps(self.mirror[0], self.mirror_next, ALL)
 
 
 def uses_of(topology: Topology, schedule: np.ndarray) -> list[Uses]:
     """What every device requests under deduplication; remembered in ``topology.memo``."""
-    key = "uses", np.asarray(schedule).tobytes()
+    key, v = ("uses", np.asarray(schedule).tobytes()), topology.num_vertices
     if key not in topology.memo and topology.partitions == 1:
-        mirror = np.zeros(schedule.shape[1] + 1, dtype=np.int64), np.empty(0, dtype=np.int32)
-        topology.memo[key] = [Uses(neighbour_requests(topology, schedule, 0), mirror, topology.num_vertices)]
+        topology.memo[key] = [Uses(neighbour_requests(topology, schedule, 0), no_requests(topology, schedule))]
     elif key not in topology.memo:
         chunk = np.arange(topology.partitions)[:, None] * topology.chunks + schedule
         sets = topology.source_start, topology.sources, chunk
         topology.memo[key] = [
-            Uses(_transition_requests(*sets, lo, hi), _mirror_requests(*sets, i, lo, hi), topology.num_vertices)
+            Uses(Requests(v, *_transition_requests(*sets, lo, hi)), Requests(v, *_mirror_requests(*sets, i, lo, hi)))
             for i, (lo, hi) in enumerate(pairwise(topology.partition_start.tolist()))
         ]
     return list(topology.memo[key])
+
+
+def no_requests(topology: Topology, schedule: np.ndarray) -> Requests:
+    """Of as many batches."""
+    start = np.zeros(schedule.shape[1] + 1, dtype=np.int64)
+    return Requests(topology.num_vertices, start, np.empty(0, dtype=np.int32))
 
 
 def neighbour_requests(topology: Topology, schedule: np.ndarray, device: int) -> Requests:
@@ -88,34 +101,29 @@ def neighbour_requests(topology: Topology, schedule: np.ndarray, device: int) ->
     first, end = device * topology.chunks, (device + 1) * topology.chunks
     if np.array_equal(schedule[device], np.arange(topology.chunks)):
         bounds = np.asarray(topology.source_start[first : end + 1])
-        return bounds - bounds[0], np.asarray(topology.sources[bounds[0] : bounds[-1]])
+        rows = np.asarray(topology.sources[bounds[0] : bounds[-1]])
+        return Requests(topology.num_vertices, bounds - bounds[0], rows)
     sets = [topology.neighbour_set(first + int(j)) for j in schedule[device]]
     start = np.zeros(len(sets) + 1, dtype=np.int64)
     np.cumsum([len(s) for s in sets], out=start[1:])
-    return start, np.concatenate([np.asarray(s) for s in sets]) if sets else np.empty(0, np.int32)
+    rows = np.concatenate([np.asarray(s) for s in sets]) if sets else np.empty(0, np.int32)
+    return Requests(topology.num_vertices, start, rows)
 
 
-def adjacent_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def adjacent_intervals(requests: Requests) -> Columns:
     """One interval per maximal run of consecutive batches that request a row (the paper's in-place reuse).
 
-    Returns:
-        row, first, last: int32 [K], sorted by (first, row).
-
-    >>> requests = (np.array([0, 2, 4, 5]), np.array([3, 7, 3, 9, 7]))  # batches {3, 7}, {3, 9}, {7}
+    >>> requests = Requests(10, np.array([0, 2, 4, 5]), np.array([3, 7, 3, 9, 7]))  # batches {3, 7}, {3, 9}, {7}
     >>> [column.tolist() for column in adjacent_intervals(requests)]
     [[3, 7, 9, 7], [0, 0, 1, 2], [1, 0, 1, 2]]
     """
-    start, row = requests
-    num_rows = int(row.max()) + 1 if len(row) else 0
-    batch = np.repeat(np.arange(len(start) - 1, dtype=np.int32), np.diff(start))
-    return chain(start, row, next_uses(start, row, num_rows) == batch + 1, num_rows)
+    return requests.intervals(requests.next_use == requests.batch + 1)
 
 
-def single_intervals(requests: Requests) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def single_intervals(requests: Requests) -> Columns:
     """One interval per request: nothing is reused."""
-    start, row = requests
-    batch = np.repeat(np.arange(len(start) - 1, dtype=np.int32), np.diff(start))
-    return row.copy(), batch, batch  # rows may be the topology's
+    batch = requests.batch
+    return requests.row.copy(), batch, batch  # rows may be the topology's
 
 
 def _mirror_requests(source_start, sources, chunk, device, lo, hi):

@@ -8,32 +8,51 @@ Every mirror interval lies inside one owner interval, so the owner's row is alwa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.plan.cache.intervals import Intervals, assign_slots, chain, make_intervals
+from hongtu.plan.cache.intervals import Intervals, assign_slots, make_intervals
 from hongtu.plan.cache.lookahead import count_lookahead, lookahead_intervals
-from hongtu.plan.cache.reuse import Requests, adjacent_intervals, neighbour_requests, single_intervals, uses_of
+from hongtu.plan.cache.reuse import (
+    Requests,
+    adjacent_intervals,
+    neighbour_requests,
+    no_requests,
+    single_intervals,
+    uses_of,
+)
 from hongtu.plan.passes.strategy import Reuse
 
 
 @dataclass(frozen=True)
-class DeviceTransfers:
-    """The transfers of one device.
+class DeviceCounts:
+    """How many rows one device moves.
 
     Attributes:
         capacity: slots of the device's cache.
-        loads: intervals whose row comes from (backward: goes to) the host.
-        pulls: intervals that mirror a peer's row.
+        loads: one for each row that comes from (backward: goes to) the host.
+        pulls: one for each that mirrors a peer's row.
+    """
+
+    capacity: int
+    loads: Sized
+    pulls: Sized
+
+
+@dataclass(frozen=True)
+class DeviceTransfers(DeviceCounts):
+    """The transfers of one device.
+
+    Attributes:
+        loads, pulls: intervals.
         source_start: int64 [B + 1].
         slot_of_source: int32 [sum |N_ij|], slot of each source of batch b's chunk, in the chunk's own order.
     """
 
-    capacity: int
     loads: Intervals
     pulls: Intervals
     source_start: np.ndarray
@@ -45,20 +64,10 @@ class DeviceTransfers:
 
 
 @dataclass(frozen=True)
-class TransferPlan:
-    """The transfers of all devices over one pass.
+class TransferCounts:
+    """How many rows all devices move over one pass."""
 
-    Attributes:
-        schedule: int32 [m, B], chunk j of partition i that runs in batch b.
-        devices: one DeviceTransfers per partition.
-    """
-
-    schedule: np.ndarray
-    devices: list[DeviceTransfers]
-
-    @property
-    def num_batches(self) -> int:
-        return self.schedule.shape[1]
+    devices: Sequence[DeviceCounts]
 
     @property
     def rows_loaded(self) -> int:
@@ -72,23 +81,10 @@ class TransferPlan:
 
 
 @dataclass(frozen=True)
-class DeviceCounts:
-    """How many rows one device moves, where only that is asked; fields as in ``DeviceTransfers``, ranges stand in."""
+class TransferPlan(TransferCounts):
+    """The transfers of all devices over one pass."""
 
-    capacity: int
-    loads: range
-    pulls: range
-
-
-@dataclass(frozen=True)
-class TransferCounts:
-    """A transfer plan that is only counted."""
-
-    devices: list[DeviceCounts]
-
-    @property
-    def rows_loaded(self) -> int:
-        return sum(len(device.loads) for device in self.devices)
+    devices: Sequence[DeviceTransfers]
 
 
 def count_transfers(
@@ -116,7 +112,7 @@ def _requests(topology: Topology, schedule: np.ndarray, reuse: Reuse) -> list[tu
     """What every device requests of its own partition, or of all without deduplication; and of its peers."""
     if reuse != "none":
         return [(uses.own, uses.mirror) for uses in uses_of(topology, schedule)]
-    nothing = np.zeros(schedule.shape[1] + 1, dtype=np.int64), np.empty(0, dtype=np.int32)
+    nothing = no_requests(topology, schedule)
     return [(neighbour_requests(topology, schedule, i), nothing) for i in range(topology.partitions)]
 
 
@@ -124,7 +120,7 @@ def batch_limits(topology: Topology, schedule: np.ndarray, reuse: Reuse, prefetc
     """The largest requests of every device; they bound the buffers that hold a batch's plan arrays."""
     limits = []
     for i, of_device in enumerate(_requests(topology, schedule, reuse)):
-        own, peers = (np.diff(start) for start, _ in of_device)
+        own, peers = (np.diff(requests.start) for requests in of_device)
         slots = own + peers
         if prefetch and reuse in ("none", "p2p") and len(slots):  # a row of two batches has a slot for each
             slots = np.convolve(slots, np.ones(prefetch + 1, dtype=np.int64))[prefetch:]
@@ -171,7 +167,7 @@ def plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int = 0) -
     key = "resident", np.asarray(schedule).tobytes(), prefetch
     if key not in topology.memo:
         topology.memo[key] = _plan_resident(topology, schedule, prefetch)
-    return replace(cast(TransferPlan, topology.memo[key]), schedule=schedule)  # the caller's own, counted once
+    return cast(TransferPlan, topology.memo[key])
 
 
 def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> TransferPlan:
@@ -179,7 +175,7 @@ def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> T
     devices = []
     for i in range(topology.partitions):
         uses = uses_of(topology, schedule)[i]
-        row, first, last = chain(*uses.mirror, uses.mirror_next >= 0, v)
+        row, first, last = uses.mirror.intervals(uses.mirror.next_use >= 0)
         slot, mirrors = assign_slots(np.maximum(first - prefetch, 0), last, schedule.shape[1])
         own = int(starts[i + 1] - starts[i])
         peer = (np.searchsorted(starts, row, side="right") - 1).astype(np.int32)
@@ -187,12 +183,12 @@ def _plan_resident(topology: Topology, schedule: np.ndarray, prefetch: int) -> T
         pulls = make_intervals(row, slot + np.int32(own), first, last, schedule.shape[1], peer, peer_slot)
         none = np.empty(0, dtype=np.int32)
         loads = make_intervals(none, none, none, none, schedule.shape[1])
-        start, source = neighbour_requests(topology, schedule, i)
+        sources = neighbour_requests(topology, schedule, i)
         slot_of_row = np.zeros(v, dtype=np.int32)
         slot_of_row[starts[i] : starts[i + 1]] = np.arange(own)
         slot_of_row[row] = pulls.slot  # one interval per row
-        devices.append(DeviceTransfers(own + mirrors, loads, pulls, start, slot_of_row[source]))
-    return TransferPlan(schedule, devices)
+        devices.append(DeviceTransfers(own + mirrors, loads, pulls, sources.start, slot_of_row[sources.row]))
+    return TransferPlan(devices)
 
 
 def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> TransferPlan:
@@ -214,10 +210,10 @@ def _compile(topology, schedule, owner_columns, mirror_columns, prefetch=0) -> T
             start = np.searchsorted(first[of_peer], np.arange(num_batches + 1))  # intervals are sorted by it
             peer_slot[of_peer] = _slots_at(start, row[of_peer], [loads[p]], topology.num_vertices)
         mirror = make_intervals(row, slot, first, last, num_batches, peer, peer_slot)
-        start, source = neighbour_requests(topology, schedule, i)
-        slot_of_source = _slots_at(start, source, [loads[i], mirror], topology.num_vertices)
-        devices.append(DeviceTransfers(capacities[i], loads[i], mirror, start, slot_of_source))
-    return TransferPlan(schedule, devices)
+        sources = neighbour_requests(topology, schedule, i)
+        slot_of_source = _slots_at(sources.start, sources.row, [loads[i], mirror], topology.num_vertices)
+        devices.append(DeviceTransfers(capacities[i], loads[i], mirror, sources.start, slot_of_source))
+    return TransferPlan(devices)
 
 
 def _shared_slots(owner, mirror, num_batches, prefetch):

@@ -68,11 +68,10 @@ def find_writers(
 
 def flush_times(p: Pass, transfers: TransferPlan) -> list[np.ndarray]:
     """int32 [K] of every device: when each interval is flushed, in an order of all that a pass writes."""
-    devices, batches = transfers.schedule.shape
-    times = []
-    for i, device in enumerate(transfers.devices):
-        step = batches - 1 - device.loads.first if p.direction == "backward" else device.loads.last
-        times.append((step * (devices + 1) + 1 + i).astype(np.int32))
+    between, times = len(transfers.devices) + 1, []
+    for i, loads in enumerate(device.loads for device in transfers.devices):
+        step = loads.num_batches - 1 - loads.first if p.direction == "backward" else loads.last
+        times.append((step * between + 1 + i).astype(np.int32))
     return times
 
 

@@ -75,7 +75,7 @@ def sketch_seconds(plan: ExecutionPlan, hardware: Hardware, *, linked: bool) -> 
             whose start counts.
     """
     total, v = 0.0, plan.topology.num_vertices
-    row = {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
+    row = {name: plan.host_row(name) for name in plan.passes.width}
     extent = Extent(v, plan.topology.num_edges, int(plan.topology.num_sources.sum()), plan.topology.partitions)
     captured = plan.strategy.capture and plan.shape.repeats and _captures(hardware)  # a sketch has no buffers yet
     starts = not (linked or captured)
@@ -101,7 +101,7 @@ def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, f
     total = np.zeros(2)
     for p in plan.passes.train:
         on_device = np.zeros((min(hardware.devices, plan.topology.partitions), 2))
-        for i in range(plan.topology.partitions):
+        for i in plan.devices:
             on_device[i % len(on_device)] += _computing(plan, p, i, hardware)
         total += on_device[on_device.sum(axis=1).argmin()]
     return float(total[0]), float(total[1])
@@ -109,8 +109,7 @@ def computing_seconds(plan: ExecutionPlan, hardware: Hardware) -> tuple[float, f
 
 def partition_seconds(plan: ExecutionPlan, hardware: Hardware) -> np.ndarray:
     """float64 [m], the same of every partition by itself."""
-    partitions = range(plan.topology.partitions)
-    return np.array([sum(sum(_computing(plan, p, i, hardware)) for p in plan.passes.train) for i in partitions])
+    return np.array([sum(sum(_computing(plan, p, i, hardware)) for p in plan.passes.train) for i in plan.devices])
 
 
 def _computing(plan: ExecutionPlan, p: Pass, i: int, hardware: Hardware) -> tuple[float, float]:
@@ -122,7 +121,7 @@ def pass_seconds(plan: ExecutionPlan, p: Pass, hardware: Hardware) -> Seconds:
     """Seconds of one pass: those of the device that takes longest; partitions are dealt to devices in turn."""
     count = min(hardware.devices, plan.topology.partitions)
     on_device, moved = [Seconds()] * count, [Traffic()] * count
-    for i in range(plan.topology.partitions):
+    for i in plan.devices:
         traffic = plan.device_traffic(p, i)
         on_device[i % count] += _partition_seconds(plan, p, i, traffic, hardware)
         moved[i % count] += traffic

@@ -128,7 +128,6 @@ def _multiplied(plan: ExecutionPlan, rows: int, products: Products) -> Work:
 
 def _sum(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork, missed: float) -> Work:
     """Row accesses per edge: a sum reads, its transpose reads and writes."""
-    assert p.layer is not None
     item, combine = plan.shape.itemsize, stage.combine
     brings, sends = p.exchange is not None, p.flush is not None
     row = item * _exchanged_columns(plan, p)
@@ -143,7 +142,6 @@ def _sum(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork, missed:
 def _function(plan: ExecutionPlan, p: Pass, extent: Extent, stage: StageWork, missed: float) -> Work:
     """Sources' rows are put side by side for it, and their gradients from there added to the others'. Gradients of
     linear ones begin with running it on nothing."""
-    assert p.layer is not None
     item, width = plan.shape.itemsize, plan.passes.width
     brings, sends = p.exchange is not None, p.flush is not None
     forward, backward = stage.function

@@ -130,10 +130,9 @@ def _region(
     plan: HostPlacement, p: Pass, name: str, chunk_start: np.ndarray, at: int, by: Side, *, retiring: bool
 ) -> tuple[Region, int]:
     transfers, known = plan.exchange_plan(p), plan.known
-    assert transfers is not None
     begin, buckets = list[int](), list[Buckets]()
     chunks, backward = (len(chunk_start) - 1) // len(transfers.devices), p.direction == "backward"
-    order = range(transfers.num_batches)[:: -1 if backward else 1]
+    order = range(plan.schedule(p).shape[1])[:: -1 if backward else 1]
     for i, device in enumerate(transfers.devices):
         begins = int(plan.kept[name].end[i])
         same = id(device.loads), id(chunk_start), by, retiring, backward

@@ -89,10 +89,6 @@ class HostPlacement(Placement):
             as_given |= shape.learned_input or shape.sparse_input is not None
         return FLOAT if as_given else narrow
 
-    def host_item(self, name: str) -> int:
-        """Bytes of a number of a vertex tensor on the host."""
-        return nbytes_of((), self.host_dtype(name), self.shape.itemsize)
-
     def disk_dtype(self, name: str) -> str:
         """What the disk has them in: gradients narrow, too."""
         return self._narrow(name) if is_gradient(name) else self.host_dtype(name)
@@ -107,7 +103,7 @@ class HostPlacement(Placement):
 
     def host_row(self, name: str) -> int:
         """Bytes of a row of a vertex tensor on the host."""
-        return self.passes.width[name] * self.host_item(name)
+        return nbytes_of((self.passes.width[name],), self.host_dtype(name), self.shape.itemsize)
 
     def has_memory(self, name: str) -> bool:
         """Whether a host tensor is there: all of its rows, if there are any, or those that are not on the disk."""

@@ -47,11 +47,16 @@ class Placement:
     views: dict[View, Topology]
     schedules: dict[View, np.ndarray]
     limits: dict[View, list[BatchLimits]]
-    transfers: dict[str, TransferPlan | TransferCounts] = field(default_factory=dict)
+    transfers: dict[str, TransferCounts] = field(default_factory=dict)
     writers: dict[str, Writers] = field(default_factory=dict)
     workspace: dict[str, int] = field(default_factory=dict)
     known: dict[tuple[Any, ...], Buckets] = field(default_factory=dict)
     probe: Callable[[Any], dict[str, int]] = lambda plan: plan.workspace
+
+    @property
+    def devices(self) -> range:
+        """Their numbers, one for each partition."""
+        return range(self.topology.partitions)
 
     @property
     def spilled(self) -> Mapping[str, int]:
@@ -105,7 +110,7 @@ class Placement:
     def exchange_plan(self, p: Pass) -> TransferPlan | None:
         """What a pass exchanges, if it does."""
         found = self.transfers.get(p.name)
-        assert not isinstance(found, TransferCounts), "this plan was only counted"
+        assert found is None or isinstance(found, TransferPlan), "this plan was only counted"
         return found
 
     def structure_stays(self, p: Pass) -> bool:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from hongtu.graph.topology import Topology
-from hongtu.hardware import padded
 from hongtu.plan.memory.buffers import Buffer, cache_buffers, pass_buffers, staged
 from hongtu.plan.memory.crossings import Crossings
 from hongtu.plan.memory.disk import DiskLayout, disk_staging, lay_out
 from hongtu.plan.memory.host import HostPlacement
 from hongtu.plan.memory.slab import Places, Price, stacked
-from hongtu.plan.memory.structure import Over, spans
+from hongtu.plan.memory.structure import FLOAT, Over, nbytes_of, spans
 from hongtu.plan.passes.choice import ONCE
 from hongtu.plan.passes.definition import FEATURES, Pass
 
@@ -29,12 +28,12 @@ class PlannedMemory(HostPlacement):
         entries, item = self.structure_spans[device], self.shape.itemsize
         arrays = [array for _, _, array in self.structure.values()]
         arrays += [array for p in self.edge_orders.values() for _, array in self.edge_order(p).values()]
-        return sum(array.nbytes(int(entries[array.over][-1]), item) for array in arrays)
+        return sum(nbytes_of(array.shape(int(entries[array.over][-1])), array.dtype, item) for array in arrays)
 
     @cached_property
     def structure_spans(self) -> list[dict[Over, np.ndarray]]:
         """By device, where every chunk begins in what stays there."""
-        return [spans(self.topology, i) for i in range(self.topology.partitions)]
+        return [spans(self.topology, i) for i in self.devices]
 
     @property
     def once(self) -> tuple[Topology, np.ndarray] | None:
@@ -54,7 +53,7 @@ class PlannedMemory(HostPlacement):
 
     def _device_bytes(self, workspace: Mapping[str, int]) -> dict[str, int]:
         peaks = {}
-        for i in range(self.topology.partitions):
+        for i in self.devices:
             taken = (self.pass_arena(p, i) + self.taken_beside(p, workspace) for p in self.passes.every)
             peaks[f"device {i}"] = max(taken)
         return peaks
@@ -81,7 +80,7 @@ class PlannedMemory(HostPlacement):
     @cached_property
     def prices(self) -> list[dict[str, Price]]:
         """Of every device, what passes take of it, by pass name; their transfers need not be planned."""
-        return [dict(self._prices(i)) for i in range(self.topology.partitions)]
+        return [dict(self._prices(i)) for i in self.devices]
 
     def _prices(self, device: int) -> Iterator[tuple[str, Price]]:
         """The one account of a device's memory: what set-up leaves stays below the tensors that passes make, and free
@@ -163,12 +162,8 @@ class PlannedMemory(HostPlacement):
         return tuple(capacities)
 
     def resident_bytes(self, name: str, device: int) -> int:
-        return self.resident_rows(name, device) * self.row_on_device(name)
-
-    def row_on_device(self, name: str) -> int:
-        """Bytes from one row of a vertex tensor to the next on a device."""
-        width, item = self.passes.width[name], self.shape.itemsize
-        return (padded(width, item) if self.apart else width) * item
+        rows = Buffer((self.resident_rows(name, device), self.passes.width[name]), FLOAT, padded=self.apart)
+        return rows.nbytes(self.shape.itemsize)
 
     @cached_property
     def crossings(self) -> Crossings:

@@ -44,10 +44,6 @@ class Array:
     def shape(self, entries: int) -> tuple[int, ...]:
         return (entries,) if self.columns is None else (entries, self.columns)
 
-    def nbytes(self, entries: int, itemsize: int) -> int:
-        """Of so many entries."""
-        return nbytes_of(self.shape(entries), self.dtype, itemsize)
-
 
 @dataclass(frozen=True)
 class Needs:

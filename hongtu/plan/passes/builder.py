@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from hongtu.graph.halo import Halo
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, PassList, gradient
-from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.names import Names
+from hongtu.plan.passes.shapes import LayerShape, NetworkShape
 from hongtu.plan.passes.strategy import Strategy
+
+# reads rows in order and exchanges none, like a normalisation
+STAGE_0 = LayerShape(
+    z=0, s=(), a=0, linear=False, reduce=None, weighted=False, z_is_input=False, uses_statistics=False, norm=True
+)
 
 
 def plan_passes(
@@ -24,7 +31,7 @@ def plan_passes(
     """
     from_csr = shape.sparse_input is not None
     constants = (strategy.no_input_gradient or from_csr) and not shape.learned_input
-    names = _Names(shape, input_gradient=not constants)
+    names = Names(shape, input_gradient=not constants)
     cached = cached_layers(shape, strategy)
     constant = {FEATURES}
     if cached:
@@ -41,7 +48,8 @@ def plan_passes(
     wanted |= {names.states[state.number] for state in given if state.trained or not constants}
     wanted = wanted - {FEATURES} if constants else wanted | {FEATURES}
     fuse = fuse and not shape.edge_loss  # it needs the output of all vertices
-    builder = _Builder(shape, names, cached, frozenset(wanted), fuse=fuse, save=save, prune=prune, halo=halo)
+    kept_layer = cached - 1 if cached else None
+    builder = _Builder(shape, names, kept_layer, frozenset(wanted), fuse=fuse, save=save, prune=prune, halo=halo)
     setup, train, evaluate = builder.setup(), builder.train(), builder.evaluate()
     if not shape.trains:
         train, evaluate = [replace(p, when="train") for p in evaluate], []
@@ -94,79 +102,27 @@ def cached_layers(shape: NetworkShape, strategy: Strategy) -> int:
     return shape.constant_layers if cached and shape.sparse_input is None else 0
 
 
-class _Names:
-    """Vertex tensor names of every stage's outputs, aliases resolved, and the columns of all tensors.
+@dataclass(frozen=True)
+class _Builder:
+    """Passes of one model under one choice of savings. Stage 0 alone counts as a layer -1, ``STAGE_0``.
 
     Attributes:
-        z, s: per layer; ``value``: by the number of the module that gives it, -1 for the features; ``states``: those of
-            edges, by the number of the module that gives them.
+        cached: the layer whose aggregate is kept, or None.
     """
 
-    def __init__(self, shape: NetworkShape, input_gradient: bool) -> None:
-        self.width: dict[str, int] = {FEATURES: shape.features, OUTPUT: shape.output}
-        self.z: list[str] = []
-        self.s: list[tuple[str, ...]] = []
-        for index, layer in enumerate(shape.layers):
-            copied = layer.norm and input_gradient  # what comes back by way of statistics is added in a pass of its own
-            z = FEATURES if index == 0 and layer.z_is_input and not copied else f"z{index}"
-            s = tuple(z if columns is None else f"s{index}.{k}" for k, columns in enumerate(layer.s))
-            self.z.append(z)
-            self.s.append(s)
-            self.width[z] = layer.z
-            self.width[f"a{index}"] = layer.a
-            self.width.update({n: c for n, c in zip(s, layer.s, strict=True) if c is not None})
-        self.value: dict[int, str] = {-1: FEATURES}
-        self._shape = shape
-        for value in shape.values:
-            own = (self.z[value.stage], *self.s[value.stage])
-            name = f"v{value.stage}.{value.number}" if value.same_as is None else own[value.same_as]
-            self.value[value.number] = name
-            self.width[name] = value.columns
-        given = [(k, state) for k, layer in enumerate(shape.layers) for state in layer.gives]
-        self.states = {state.number: f"e{k}.{state.number}" for k, state in given}
-        self.width.update({self.states[state.number]: state.columns for _, state in given})
-        self.width.update({gradient(name): columns for name, columns in list(self.width.items())})
-
-    def returned(self, stage: int) -> tuple[str, ...]:
-        """Distinct vertex tensors that a stage gives: z, s and values."""
-        if stage == len(self.z):
-            return (OUTPUT,)
-        values = (self.value[value.number] for value in self._shape.values if value.stage == stage)
-        return tuple(dict.fromkeys((self.z[stage], *self.s[stage], *values)))
-
-    def stage_outputs(self, stage: int) -> tuple[str, ...]:
-        """Those that it writes."""
-        return tuple(name for name in self.returned(stage) if name != FEATURES)
-
-    def taken(self, stage: int) -> tuple[str, ...]:
-        """What a stage takes from earlier ones."""
-        return tuple(self.value[number] for number in self._shape.takes[stage]) if self._shape.takes else ()
-
-
-class _Builder:
-    """Passes of one model under one choice of savings."""
-
-    def __init__(
-        self,
-        shape: NetworkShape,
-        names: _Names,
-        cached: int,
-        wanted: frozenset[str],
-        *,
-        fuse: bool,
-        save: bool,
-        prune: bool,
-        halo: Halo | None,
-    ) -> None:
-        self.shape, self.names, self.cached, self.wanted = shape, names, cached, wanted
-        self.fuse, self.save, self.prune, self.halo = fuse, save, prune, halo
-        self.last = len(shape.layers) - 1
-        self.saves_stage_0 = save and shape.sparse_input is None  # it would save dense rows
+    shape: NetworkShape
+    names: Names
+    cached: int | None
+    wanted: frozenset[str]
+    fuse: bool
+    save: bool
+    prune: bool
+    halo: Halo | None
 
     def setup(self) -> list[Pass]:
-        if not self.cached:
+        k = self.cached
+        if k is None:
             return []
-        k = self.cached - 1
         aggregate = Pass(
             direction="forward",
             layer=k,
@@ -177,52 +133,53 @@ class _Builder:
             checkpoint=f"a{k}",
             hops=self._hops(k, train=False),
         )
-        return [*self._stage_0("setup"), *(self._forward(hop, "setup") for hop in range(k)), aggregate]
+        return [*(self._forward(hop, "setup") for hop in (*self._stage_0, *range(k))), aggregate]
 
     def evaluate(self) -> list[Pass]:
-        first = [] if self.cached else self._stage_0("evaluate")
-        return first + [self._forward(k, "evaluate") for k in range(self._begin, self.last + 1)]
+        return [self._forward(k, "evaluate") for k in (*self._layers, self.last)]
 
     def train(self) -> list[Pass]:
-        first = [] if self.cached else self._stage_0("train")
-        passes = first + [self._forward(k, "train") for k in range(self._begin, self.last + (not self.fuse))]
+        forward = self._layers if self.fuse else (*self._layers, self.last)
+        passes = [self._forward(k, "train") for k in forward]
         if self.fuse:
             passes.append(self._backward(self.last, fused=True))
-        layers = reversed(range(self._begin, self.last + (not self.fuse)))
-        return passes + [self._backward(k) for k in layers if self._goes_back(k)] + self._stage_0_backward()
+        return passes + [self._backward(k) for k in reversed(forward) if self._goes_back(k)]
 
-    @property
-    def _begin(self) -> int:
-        """The first layer that runs in every epoch: from its cached aggregate on, or whole."""
-        return max(self.cached - 1, 0)
+    @cached_property
+    def last(self) -> int:
+        return len(self.shape.layers) - 1
 
-    def _stage_0(self, when: Literal["train", "evaluate", "setup"]) -> list[Pass]:
-        outputs = self.names.stage_outputs(0)
-        if not outputs and not self.shape.layers[0].norm:
-            return []
-        train = when == "train"
-        saves = train and self.saves_stage_0 and self._goes_back(-1)
-        hops = self._hops(-1, train=train)
-        stage = Pass(
-            direction="forward", layer=None, stage=0, source=FEATURES, outputs=outputs, moments=self._moments(0)
-        )
-        return [replace(stage, when=when, saves=saves, holds=self._held(0) if saves else (), hops=hops)]
+    @cached_property
+    def _stage_0(self) -> tuple[int, ...]:
+        """Stage 0, where it does anything alone."""
+        return (-1,) if self.names.stage_outputs(0) or self.shape.layers[0].norm else ()
+
+    @cached_property
+    def _layers(self) -> tuple[int, ...]:
+        """What runs in every epoch before the last layer: from a cached aggregate on, or all."""
+        if self.cached is not None:
+            return tuple(range(self.cached, self.last))
+        return (*self._stage_0, *range(self.last))
+
+    def _reads(self, k: int) -> tuple[LayerShape, str, tuple[str, ...]]:
+        """A layer, its z, and the elements of its s."""
+        return (STAGE_0, FEATURES, ()) if k < 0 else (self.shape.layers[k], self.names.z[k], self.names.s[k])
 
     def _forward(self, k: int, when: Literal["train", "evaluate", "setup"]) -> Pass:
-        layer, train = self.shape.layers[k], when == "train"
+        (layer, z, s), train = self._reads(k), when == "train"
         last, returns = train and k == self.last, train and self._goes_back(k)
         loss = last and not self.shape.edge_loss
         saves = returns and self._saves(k)
-        from_cache = when != "setup" and k == self.cached - 1
+        from_cache = when != "setup" and k == self.cached
         outputs = self.names.stage_outputs(k + 1)
         return Pass(
             direction="forward",
-            layer=k,
+            layer=None if k < 0 else k,
             stage=k + 1,
             when=when,
-            exchange=None if from_cache or layer.norm else self.names.z[k],
-            source=f"a{k}" if from_cache else self.names.z[k] if layer.norm else None,
-            s=() if from_cache and layer.combined else self.names.s[k],
+            exchange=None if from_cache or layer.norm else z,
+            source=f"a{k}" if from_cache else z if layer.norm else None,
+            s=() if from_cache and layer.combined else s,
             values=self.names.taken(k + 1),
             states=tuple(self.names.states[of] for of in layer.states),
             gives=self._given(k),
@@ -237,22 +194,22 @@ class _Builder:
         )
 
     def _backward(self, k: int, *, fused: bool = False) -> Pass:
-        layer, names = self.shape.layers[k], self.names
+        (layer, z, s), names = self._reads(k), self.names
         values = names.taken(k + 1)
-        own = (names.z[k],) if layer.norm else names.s[k]
+        own = (z,) if layer.norm else s
         states = tuple(names.states[of] for of in layer.states)
         direct = tuple(gradient(n) if n in self.wanted else None for n in (*own, *values, *states))
-        from_cache, saves = k == self.cached - 1, self._saves(k)
+        from_cache, saves = k == self.cached, self._saves(k)
         linear = from_cache or (layer.linear and not fused)
         checkpoint = f"a{k}" if linear and not saves else None
         return Pass(
             direction="fused" if fused else "backward",
-            layer=k,
+            layer=None if k < 0 else k,
             stage=k + 1,
-            exchange=None if linear or layer.norm or saves else names.z[k],
-            flush=gradient(names.z[k]) if names.z[k] in self.wanted and not layer.norm else None,
-            source=names.z[k] if layer.norm else checkpoint,
-            s=() if layer.combined and (from_cache or not fused) else names.s[k],
+            exchange=None if linear or layer.norm or saves else z,
+            flush=gradient(z) if z in self.wanted and not layer.norm else None,
+            source=z if layer.norm else checkpoint,
+            s=() if layer.combined and (from_cache or not fused) else s,
             values=values,
             states=states,
             gives=self._given(k),
@@ -268,32 +225,13 @@ class _Builder:
     def _saves(self, k: int) -> bool:
         """Whether what the stage behind layer k computes stays until backward. It is worth no memory where the stage
         begins with what stays anyway, the cached aggregate, and computing it again takes at most an eighth of the
-        products of an epoch."""
-        if not self.save or k == self.last:
+        products of an epoch. Stage 0 would save dense rows of sparse features."""
+        if not self.save or k == self.last or (k < 0 and self.shape.sparse_input is not None):
             return False
-        if k != self.cached - 1 or not self.shape.stage_work:
+        if k != self.cached or not self.shape.stage_work:
             return True
         forward_and_backward = 3 * sum(work.products.parameters for work in self.shape.stage_work)
         return 8 * self.shape.stage_work[k + 1].again.parameters > forward_and_backward
-
-    def _stage_0_backward(self) -> list[Pass]:
-        if not self._goes_back(-1):
-            return []
-        direct = (gradient(FEATURES) if FEATURES in self.wanted else None,)
-        return [
-            Pass(
-                direction="backward",
-                layer=None,
-                stage=0,
-                source=FEATURES,
-                gradients=self._gradients(0),
-                moments=self._returned_moments(0),
-                direct=direct,
-                saves=self.saves_stage_0,
-                holds=self._held(0) if self.saves_stage_0 else (),
-                hops=self._hops(-1),
-            )
-        ]
 
     def _moments(self, stage: int) -> str | None:
         return self.names.z[stage] if stage <= self.last and self.shape.layers[stage].norm else None

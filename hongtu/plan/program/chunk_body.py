@@ -11,9 +11,9 @@ from hongtu.plan.memory.buffers import aggregates_in_place
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Call, Ref, call, with_drops
+from hongtu.plan.program.moves import Call, call, with_drops
 from hongtu.plan.program.operands import gradient_cache, own, stays_at, stores, value_cache, where
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import FRONT, SOURCES
 
 OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows
@@ -106,39 +106,29 @@ class _Body:
         else:
             names = (gradient(name) for name in (*self.gives, *self.p.gives))
             incoming = tuple(name if name in p.gradients else None for name in names)
-        if p.moments is not None and p.stage is not None:
-            through = incoming[0]
-            assert through is not None
-            yield call("through_moments", p.moments, through, gives=through, stage=p.stage)
+        if p.moments is not None:
+            yield call("through_moments", p.moments, incoming[0], gives=incoming[0], stage=p.stage)
         entered = self._entered()
-        yield call("differentiate", *incoming, gives=tuple(f"d {name}" for name in entered))
-        base = f"d {self._base}" if self._base in entered else None
-        parts: list[str | None] = []
-        if shape is None or shape.norm:
-            parts = [base]
-        elif shape.linear:
-            parts = [f"d {name}" if name in entered else None for name in self._s]
-            direct_of_s = p.direct[: len(p.direct) - len(p.values) - len(p.states)]
-            if base is not None and shape.combined and (p.flush is not None or any(direct_of_s)):
-                parts = [None if name is None else f"d s{k}" for k, name in enumerate(direct_of_s)]
-                gives = ("d a", *parts)
-                yield call(
-                    "uncombine", base, gives=gives, arrays=self.of_rows, layer=self._layer, s=self._columns,
-                    wanted=tuple(name is not None for name in gives),
-                )  # fmt: skip
-                base = "d a"
-            if p.flush is not None and base is not None:
-                yield self._transposed(base)
-        else:
-            parts = [f"d {name}" if name in entered else None for name in p.s]
-            if p.flush is not None and base is not None:
-                yield call("add_to_cache", "slot_of_source", base, at=self._cache(Stores(False)))
-        beside = (*p.values, *p.states)
-        parts += [None] * (len(p.direct) - len(beside) - len(parts))
-        parts += [f"d {name}" if name in entered else None for name in beside]
+        found = {name: f"d {name}" for name in entered}
+        yield call("differentiate", *incoming, gives=tuple(found.values()))
+        base, beside = found.get(self._base), (*p.values, *p.states)
+        direct_of_s = p.direct[: len(p.direct) - len(beside)]
+        parts = [base] if shape is None or shape.norm else [found.get(name) for name in self._s]
+        if base is not None and shape is not None and shape.combined and (p.flush is not None or any(direct_of_s)):
+            parts = [None if name is None else f"d s{k}" for k, name in enumerate(direct_of_s)]
+            gives = ("d a", *parts)
+            yield call(
+                "uncombine", base, gives=gives, arrays=self.of_rows, layer=self.p.layer, s=self._columns,
+                wanted=tuple(name is not None for name in gives),
+            )  # fmt: skip
+            base = "d a"
+        if p.flush is not None and base is not None:
+            yield self._to_cache(base)
+        parts += [None] * (len(direct_of_s) - len(parts))
+        parts += [found.get(name) for name in beside]
         for target in dict.fromkeys(name for name in p.direct if name is not None):
-            found = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
-            yield from self._write_sum(target, tuple(dict.fromkeys(found)))
+            of = (part for part, name in zip(parts, p.direct, strict=True) if name == target and part is not None)
+            yield from self._write_sum(target, tuple(dict.fromkeys(of)))
 
     def _values(self, *, graph: bool) -> Iterator[Call]:
         """The aggregate, or what is read in its place, and the stage behind it."""
@@ -162,7 +152,7 @@ class _Body:
     def _aggregate(self, *, graph: bool) -> Call:
         return call(
             "aggregate", "z", *self.p.s, *self.p.states, gives=("a", *self.p.gives), arrays=self.block,
-            layer=self._layer, states=self.p.states, graph=graph,
+            layer=self.p.layer, states=self.p.states, graph=graph,
         )  # fmt: skip
 
     def _cache(self, access: Literal["read"] | Stores) -> Ref:
@@ -173,7 +163,6 @@ class _Body:
     def _linear_aggregate(self) -> Iterator[Call]:
         """Without gradients."""
         plan, p, shape = self.plan, self.p, self.shape
-        assert shape is not None
         in_place = shape.reduce is not None and aggregates_in_place(plan, p)
         if shape.reduce is None:
             yield call("gather", "slot_of_source", gives="z", at=self._cache("read"))
@@ -182,23 +171,25 @@ class _Body:
             if p.checkpoint is not None and in_place:
                 yield call("view", gives="a", at=Ref(tensor=p.checkpoint, access=Stores(True)))
             elif p.saves:
-                yield call("new", gives="a", columns=plan.passes.width[f"a{self._layer}"])
+                yield call("new", gives="a", columns=plan.passes.width[f"a{self.p.layer}"])
             else:
                 yield call("view", gives="a", at=Ref(tensor="aggregate", rows=FRONT, access=None))
             yield call("sum", *self.matrix, "a", gives="a", at=self._cache("read"), mean=shape.reduce == "mean")
         if shape.combined:
-            yield call("combine", "a", *p.s, gives="a", arrays=self.of_rows, layer=self._layer)
+            yield call("combine", "a", *p.s, gives="a", arrays=self.of_rows, layer=self.p.layer)
         if p.checkpoint is not None and not in_place:
             yield self._write(p.checkpoint, "a")
 
-    def _transposed(self, base: str) -> Call:
+    def _to_cache(self, base: str) -> Call:
+        """The gradients of the sources' rows."""
         shape, cache = self.shape, self._cache(Stores(False))
-        assert shape is not None
+        if not shape.linear:
+            return call("add_to_cache", "slot_of_source", base, at=cache)
         if shape.reduce is not None:
             order = tuple(self.plan.edge_order(self.p))
             return call("transpose_sum", *self.matrix, base, *order, at=cache, mean=shape.reduce == "mean")
         return call(
-            "transpose_aggregate", base, at=cache, arrays=self.block, layer=self._layer, z=shape.z, s=self._columns
+            "transpose_aggregate", base, at=cache, arrays=self.block, layer=self.p.layer, z=shape.z, s=self._columns
         )
 
     def _write_sum(self, name: str, parts: tuple[str, ...]) -> Iterator[Call]:
@@ -222,21 +213,13 @@ class _Body:
     @property
     def matrix(self) -> tuple[str | None, ...]:
         """The chunk's in-edges."""
-        assert self.shape is not None
         weighted = self.shape.weighted and self.plan.view(self.p).edge_weight is not None
         return "indptr", "local_source", "slot_of_source", "edge_weight" if weighted else None
 
     @property
     def _columns(self) -> tuple[int, ...]:
         """Of every element of s."""
-        assert self.shape is not None
-        z = self.shape.z
-        return tuple(z if columns is None else columns for columns in self.shape.s)
-
-    @property
-    def _layer(self) -> int:
-        assert self.p.layer is not None
-        return self.p.layer
+        return tuple(self.shape.z if columns is None else columns for columns in self.shape.s)
 
     @property
     def _s(self) -> tuple[str, ...]:
@@ -259,7 +242,7 @@ class _Body:
         p, shape, wanted = self.p, self.shape, self.wanted
         if shape is None:
             return tuple({self._base} & wanted)
-        z, *s = self.plan.passes.layer_inputs[self._layer]
+        z, *s = self.plan.passes.layer_inputs[self.p.layer]
         base = z in wanted or (shape.linear and shape.combined and not wanted.isdisjoint(s))
         names = (self._base,) * base + tuple(name for name in (*self._s, *p.values, *p.states) if name in wanted)
         return tuple(dict.fromkeys(names))

@@ -10,43 +10,27 @@ import numpy as np
 
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT, Array, device_entries
+from hongtu.plan.memory.structure import Array, device_entries
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
-from hongtu.plan.program import moves
+from hongtu.plan.program import copies, moves
 from hongtu.plan.program.chunk_body import chunk_body, sort_edges
-from hongtu.plan.program.copies import (
-    array_of,
-    bring,
-    bring_chunk,
-    bring_neighbours,
-    packed,
-    posts,
-    recall,
-    recalls,
-    spill,
-    spills,
-)
-from hongtu.plan.program.instruction import Instruction, Stores
-from hongtu.plan.program.moves import Call, Copy, Ref, call
+from hongtu.plan.program.moves import Copy, Instruction, call
 from hongtu.plan.program.on_disk import Laid
-from hongtu.plan.program.operands import Exchanged, flushed, gradient_cache, own, stays_at, stores, where
+from hongtu.plan.program.operands import on_host, own, stays_at, stores, where
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.rows import EDGE_FRONT, FRONT, PartOfChunk, Picked, Picks
+from hongtu.plan.program.ref import Ref, Stores
+from hongtu.plan.program.rows import DESTINATIONS, EDGE_FRONT, FRONT, PartOfChunk
 from hongtu.plan.program.waits import with_waits
 
 
 def compile_plan(plan: PlannedMemory) -> Program:
     """The program of a plan whose transfers are planned."""
-    setup = [compile_pass(plan, p) for p in plan.passes.setup]
-    first = _first_pass(plan)
+    setup = [_first_pass(plan), *(compile_pass(plan, p) for p in plan.passes.setup)]
     if plan.has_memory(FEATURES) and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
-        done = moves.Free(name=FEATURES, where="host")
-        setup = [*setup[:-1], replace(setup[-1], frees=(*setup[-1].frees, done))] if setup else []
-        if not setup:
-            first = replace(first, frees=(done,))
+        setup[-1] = replace(setup[-1], frees=(*setup[-1].frees, moves.Free(name=FEATURES, where="host")))
     train = tuple(compile_pass(plan, p) for p in plan.passes.train)
     return Program(
-        setup=(first, *setup),
+        setup=tuple(setup),
         train=train,
         evaluate=tuple(compile_pass(plan, p) for p in plan.passes.evaluate),
         slabs=plan.slabs,
@@ -66,32 +50,30 @@ def _eager(plan: PlannedMemory, train: tuple[PassProgram, ...]) -> str:
 def _first_pass(plan: PlannedMemory) -> PassProgram:
     """What goes to the devices to stay there: the chunks' structure, the features."""
     before, recalled, body = list[Instruction](), list[Instruction](), list[Instruction]()
-    devices = range(plan.topology.partitions)
     if plan.choice.structure:
         for stays, (p, source, array) in plan.structure.items():
             there = stays_at(plan, stays, array)
             before.append(_place_structure(there, array))
-            body.append(bring(array_of(plan, p, source, array), there))
+            body.append(copies.bring(copies.array_of(plan, p, source, array), there))
         for p in plan.edge_orders.values():
             before += [_place_structure(stays_at(plan, *stays), stays[1]) for stays in plan.edge_order(p).values()]
             body.append(moves.Compute(body=sort_edges(plan, p), graph=False, saves=False))
     if FEATURES in plan.resident:
         start = tuple(begins["destinations"] for begins in plan.structure_spans)
-        before.append(_place(plan, FEATURES, zero=False))
+        before.append(_place(plan, FEATURES, None, zero=False))
         into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
-        given = Ref(tensor=FEATURES, where="host", dtype=plan.host_dtype(FEATURES))
-        body.append(Copy(link="read", dst=into, src=given))
-    staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in devices)
+        body.append(Copy(link="read", dst=into, src=on_host(plan, FEATURES, DESTINATIONS)))
+    staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in plan.devices)
     if takers := plan.disk.takers.get(("", FEATURES)):
-        recalled.append(recall(plan, None, FEATURES))
-        body.append(spill(plan, FEATURES, Laid(None, tuple(takers))))
+        recalled.append(copies.recall(plan, None, FEATURES))
+        body.append(copies.spill(plan, FEATURES, Laid(None, tuple(takers))))
         columns, dtype = plan.passes.width[FEATURES], plan.host_dtype(FEATURES)
         most = (entries.most["destinations"] for entries in device_entries(plan.topology))
         staging = tuple({f"disk {FEATURES}": Buffer((rows, columns), dtype)} for rows in most)
     schedule = plan.schedules.get(None, plan.topology.input_order)
     return PassProgram(
         name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
-        buffers=tuple({} for _ in devices), staging=staging, width=plan.passes.width, itemsize=plan.shape.itemsize,
+        buffers=tuple({} for _ in plan.devices), staging=staging, width=plan.passes.width, itemsize=plan.shape.itemsize,
         before=tuple(before), recalls=tuple(recalled), body=tuple(body), after=(), frees=(),
     )  # fmt: skip
 
@@ -102,38 +84,33 @@ def _place_structure(there: Ref, array: Array) -> moves.Place:
     return moves.Place(name=there.tensor, where="device", rows=rows, shape=array.shape(0)[1:], dtype=array.dtype)
 
 
-def _place(
-    plan: PlannedMemory, name: str, *, zero: bool | np.ndarray, at: tuple[int, ...] = (), p: Pass | None = None
-) -> moves.Place:
-    there = where(plan, name)
-    devices = range(plan.topology.partitions)
-    rows = (plan.in_memory(name, p),) if there == "host" else tuple(plan.resident_rows(name, i) for i in devices)
-    shape, kept, apart = (plan.passes.width[name],), plan.kept.get(name), plan.apart and there == "device"
-    dtype = plan.host_dtype(name) if there == "host" else FLOAT
-    return moves.Place(
-        name=name, where=there, rows=rows, shape=shape, dtype=dtype, zero=zero, kept=kept, at=at, padded=apart
-    )
+def _place(plan: PlannedMemory, name: str, p: Pass | None, *, zero: bool | np.ndarray) -> moves.Place:
+    """A tensor that a pass makes, or set-up."""
+    shape = (plan.passes.width[name],)
+    if where(plan, name) == "host":
+        held, kept, dtype = plan.in_memory(name, p), plan.kept.get(name), plan.host_dtype(name)
+        return moves.Place(name=name, where="host", rows=(held,), shape=shape, dtype=dtype, zero=zero, kept=kept)
+    rows, at = tuple(plan.resident_rows(name, i) for i in plan.devices), () if p is None else plan.place_of(p, name)
+    return moves.Place(name=name, where="device", rows=rows, shape=shape, zero=zero, at=at, padded=plan.apart)
 
 
 def compile_pass(plan: PlannedMemory, p: Pass) -> PassProgram:
     """What one pass runs; its transfers may only be counted."""
-    devices = range(plan.topology.partitions)
     schedule = np.asarray(plan.schedule(p))
     order = range(schedule.shape[1])
-    recalled, spilled = tuple(recalls(plan, p)), tuple(spills(plan, p))
+    recalled, spilled = tuple(copies.recalls(plan, p)), tuple(copies.spills(plan, p))
     sets, keeps = max(plan.choice.staging, 1), plan.keeps_scripts(p)
     ahead = plan.disk_sets(p) - 1 if recalled or spilled else 0
-    recalled, body = with_waits(
-        recalled, tuple(_body(plan, p, spilled)), len(devices), sets, ahead, staged=plan.choice.staging > 0, keeps=keeps
-    )
+    body, staged = tuple(_body(plan, p, spilled)), plan.choice.staging > 0
+    recalled, body = with_waits(recalled, body, len(plan.devices), sets, ahead, staged=staged, keeps=keeps)
     return PassProgram(
         name=p.name,
         view=plan.view(p),
         schedule=schedule,
         order=order[::-1] if p.direction == "backward" else order,
         sets=sets,
-        buffers=tuple(plan.buffers(p, i) for i in devices),
-        staging=tuple(plan.host_staging(p, i) for i in devices),
+        buffers=tuple(plan.buffers(p, i) for i in plan.devices),
+        staging=tuple(plan.host_staging(p, i) for i in plan.devices),
         width=plan.passes.width,
         itemsize=plan.shape.itemsize,
         keeps=keeps,
@@ -153,73 +130,49 @@ def _before(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
             writers = plan.writers.get(name)
             edges = p.edge_loss and name == gradient(OUTPUT)
             zero = edges or p.leaves_out(name, pruned=pruned)  # rows without a writer are zero
-            at = plan.place_of(p, name) if name in plan.placed else ()
-            yield _place(plan, name, zero=zero if writers is None else writers.unwritten, at=at, p=p)
+            yield _place(plan, name, p, zero=zero if writers is None else writers.unwritten)
     for crossing in plan.crossings.fetched(p):
-        name = str(p.exchange)
-        yield moves.Cross(tensor=name, crossing=crossing, link="fetch", dtype=plan.host_dtype(name))
-    if p.moments is not None and p.stage is not None and p.direction == "forward":
-        yield call("begin_moments", on="dispatch", stage=p.stage, columns=plan.passes.width[p.moments])
+        yield moves.Cross(tensor=p.exchange, crossing=crossing, link="fetch", dtype=plan.host_dtype(p.exchange))
+    if p.moments is not None and p.direction == "forward":
+        yield call("begin_moments", stage=p.stage, columns=plan.passes.width[p.moments])
 
 
 def _after(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
-    if p.moments is not None and p.stage is not None and p.direction == "forward":
-        yield call("end_moments", on="dispatch", stage=p.stage)
+    if p.moments is not None and p.direction == "forward":
+        yield call("end_moments", stage=p.stage)
     if p.layer is not None and plan.shape.layers[p.layer].norm and p.direction != "forward":
-        yield call("sum_statistics", on="dispatch", layer=p.layer)
+        yield call("sum_statistics", layer=p.layer)
     for crossing in plan.crossings.sent_back(p):
-        name = str(p.flush)
-        yield moves.Cross(tensor=name, crossing=crossing, link="send", dtype=plan.host_dtype(name))
+        yield moves.Cross(tensor=p.flush, crossing=crossing, link="send", dtype=plan.host_dtype(p.flush))
     if p.edge_loss:
         count = plan.shape.gathered[1]  # rows of other ranks
         others: dict[str, Any] = {"others": count} if count else {}
-        yield call("loss_over_edges", on="dispatch", output=OUTPUT, gradient=gradient(OUTPUT), **others)
+        yield call("loss_over_edges", output=OUTPUT, gradient=gradient(OUTPUT), **others)
 
 
 def _body(plan: PlannedMemory, p: Pass, spilled: tuple[Instruction, ...]) -> Iterator[Instruction]:
     """One batch: bring, compute, deliver; with signals where device and host have memories of their own. The last batch
     of the set was as many before this one as there are sets; slots that this one fills were retired by then, for the
     plan keeps every row that much longer."""
-    staged = plan.choice.staging > 0
-    brought = (*bring_neighbours(plan, p), *bring_chunk(plan, p))
-    yield from packed(plan, p, brought) if staged else brought
+    staged, exchanged = plan.choice.staging > 0, copies.exchange(plan, p)
+    brought = (*copies.bring_neighbours(exchanged), *copies.bring_chunk(plan, p))
+    yield from copies.packed(plan, p, brought) if staged else brought
     if staged:
         yield moves.Signal(stream="load", event="brought")
-    cache, exchanged = gradient_cache(plan, p), Exchanged(plan, p)
-    if p.flush is not None and exchanged.loads:
-        yield _zero(cache, exchanged.picks("begin", mirrors=False), "load_slots")
-    if p.flush is not None and exchanged.shares:
-        yield _zero(cache, exchanged.picks("begin", mirrors=True), "pull_to")
+    yield from (x for x in exchanged if x.verb == "zero_rows")
     saves = p.saves and p.direction == "forward"
     yield moves.Compute(body=chunk_body(plan, p), graph=p.saves or p.direction != "forward", saves=saves)
-    if p.flush is not None and exchanged.shares:
-        ends = exchanged.picks("end", mirrors=True)
-        yield Copy(
-            link="push",
-            dst=Ref(tensor=cache, where="peer", rows=Picked(ends, "peer_slot", "push_to"), access=Stores(False)),
-            src=Ref(tensor=cache, rows=Picked(ends, "slot", "push_from")),
-        )  # fmt: skip
+    yield from (x for x in exchanged if x.verb == "push")
     for name in p.written:
         if where(plan, name) == "host":
             front = EDGE_FRONT if name in plan.passes.of_edges else FRONT
             there = own(plan, p, name, stores(plan, p, name))
             yield Copy(link="write", dst=there, src=Ref(tensor=name, rows=front))
-    if p.flush is not None and exchanged.loads:
-        ends, kept = exchanged.picks("end", mirrors=False), plan.kept.get(p.flush)
-        rows = Picked(ends, "row" if kept is None else "place")
-        into = Ref(
-            tensor=p.flush, where="host", rows=rows, access=flushed(plan, p, p.flush), kept=kept,
-            dtype=plan.host_dtype(p.flush),
-        )  # fmt: skip
-        yield Copy(link="flush", dst=into, src=Ref(tensor=cache, rows=Picked(ends, "slot", "flush_slots")))
-    yield from posts(plan, p)
+    yield from (x for x in exchanged if x.verb == "flush")
+    yield from copies.posts(plan, p)
     if spilled:
         yield from spilled
         yield moves.Signal(stream="disk", event="spilled")
     if staged:
         yield moves.Signal(stream="flush", event="sent")
         yield moves.Signal(stream="host", event="added")
-
-
-def _zero(cache: str, picks: Picks, at: str) -> Call:
-    return call("zero_rows", at=Ref(tensor=cache, rows=Picked(picks, "slot", at), access=Stores(True)))

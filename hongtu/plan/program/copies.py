@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd
 from typing import Literal
 
@@ -10,21 +11,34 @@ import numpy as np
 
 from hongtu.graph.halo import Crossing
 from hongtu.graph.sparse_rows import PARTS
-from hongtu.plan.cache.transfer import TransferCounts
+from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.cache.writers import last_steps
 from hongtu.plan.memory.disk import is_straight
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Copy, Link, Ref
+from hongtu.plan.program.moves import Call, Copy, Instruction, Link, call
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Given, Laid, Summed
-from hongtu.plan.program.operands import Exchanged, flushed, own, own_rows, stores, transfers_of, value_cache, where
-from hongtu.plan.program.rows import DESTINATIONS, FRONT, OfChunk, Picked, Picks, Selection, SlotsOfSources, SparsePart
+from hongtu.plan.program.operands import (
+    flushed,
+    gradient_cache,
+    on_host,
+    own,
+    own_rows,
+    picks,
+    stores,
+    transfers_of,
+    value_cache,
+    where,
+)
+from hongtu.plan.program.ref import Ref, Stores
+from hongtu.plan.program.rows import DESTINATIONS, FRONT, OfChunk, Picked, Selection, SlotsOfSources, SparsePart
 
 # arrays of a chunk's structure that are rows of host tensors
 HOST_ROWS = ("ids", "statistics", "factors", "edge_id_start")
+SIDES: tuple[Literal["begin"], Literal["end"]] = "begin", "end"
+EXCHANGE = "load", "pull", "zero_rows", "push", "flush"  # in a batch
 
 
 def bring(src: Ref, dst: Ref | None = None, link: Link = "topology", *, in_place: bool = False) -> Copy:
@@ -41,40 +55,50 @@ def array_of(plan: PlannedMemory, p: Pass, name: str, array: Array) -> Ref:
     return Ref(tensor=name, where="graph", rows=OfChunk(array.over))
 
 
-def _column(picks: Picks, column: Literal["row", "place", "slot", "peer_slot"], name: str) -> Copy:
-    """What the plan says of picked intervals."""
-    return bring(Ref(tensor=name, where="plan", rows=Picked(picks, column)))
+def exchange(plan: PlannedMemory, p: Pass) -> list[Copy | Call]:
+    """What a pass does in every batch with the rows that go through its caches, in the order of ``EXCHANGE``."""
+    devices, values, gradients = transfers_of(plan, p), value_cache(plan, p), gradient_cache(plan, p)
+    found = list[Copy | Call]()
+    if any(len(device.loads) for device in devices):
+        begin, end = (picks(plan, p, side, mirrors=False) for side in SIDES)
+        slots = Picked(begin, "slot", "load_slots")
+        if p.exchange is not None:
+            bucket = (p.name, p.exchange) in plan.disk.loaded
+            rows = Picked(begin, "place" if bucket else "row", "load_rows")
+            there = on_host(plan, p.exchange, rows, window=bucket)
+            found.append(Copy(link="load", dst=Ref(tensor=values, rows=slots), src=there))
+        if p.flush is not None:
+            found.append(call("zero_rows", at=Ref(tensor=gradients, rows=slots, access=Stores(True))))
+            rows = Picked(end, "place" if p.flush in plan.kept else "row")
+            there = on_host(plan, p.flush, rows, flushed(plan, p, p.flush))
+            ended = Ref(tensor=gradients, rows=Picked(end, "slot", "flush_slots"))
+            found.append(Copy(link="flush", dst=there, src=ended))
+    if any(len(device.pulls) for device in devices):
+        begin, end = (picks(plan, p, side, mirrors=True) for side in SIDES)
+        slots = Picked(begin, "slot", "pull_to")
+        if p.exchange is not None:
+            there = Ref(tensor=values, where="peer", rows=Picked(begin, "peer_slot", "pull_from"))
+            found.append(Copy(link="pull", dst=Ref(tensor=values, rows=slots), src=there))
+        if p.flush is not None:
+            found.append(call("zero_rows", at=Ref(tensor=gradients, rows=slots, access=Stores(True))))
+            rows = Picked(end, "peer_slot", "push_to")
+            there = Ref(tensor=gradients, where="peer", rows=rows, access=Stores(False))
+            ended = Ref(tensor=gradients, rows=Picked(end, "slot", "push_from"))
+            found.append(Copy(link="push", dst=there, src=ended))
+    return sorted(found, key=lambda x: EXCHANGE.index(x.verb))
 
 
-def bring_neighbours(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
-    """Values into the caches, and which gradients begin and end."""
-    exchanged = Exchanged(plan, p)
-    loads, pulls = exchanged.picks("begin", mirrors=False), exchanged.picks("begin", mirrors=True)
-    if exchanged.loads:
-        yield _column(loads, "slot", "load_slots")
-    if exchanged.loads and p.exchange is not None:
-        bucket = (p.name, p.exchange) in plan.disk.loaded
-        rows = Picked(loads, "place" if bucket else "row", "load_rows")
-        yield _column(loads, rows.column, "load_rows")
-        into = Ref(tensor=value_cache(plan, p), rows=Picked(loads, "slot", "load_slots"))
-        there = Ref(
-            tensor=p.exchange, where="window" if bucket else "host", rows=rows, kept=plan.kept.get(p.exchange),
-            dtype=plan.host_dtype(p.exchange),
-        )  # fmt: skip
-        yield Copy(link="load", dst=into, src=there)
-    if exchanged.shares:
-        yield _column(pulls, "slot", "pull_to")
-    if exchanged.shares and p.exchange is not None:
-        yield _column(pulls, "peer_slot", "pull_from")
-        cache = value_cache(plan, p)
-        theirs = Ref(tensor=cache, where="peer", rows=Picked(pulls, "peer_slot", "pull_from"))
-        yield Copy(link="pull", dst=Ref(tensor=cache, rows=Picked(pulls, "slot", "pull_to")), src=theirs)
-    if exchanged.shares and p.flush is not None:
-        ends = exchanged.picks("end", mirrors=True)
-        yield _column(ends, "slot", "push_from")
-        yield _column(ends, "peer_slot", "push_to")
-    if exchanged.loads and p.flush is not None:
-        yield _column(exchanged.picks("end", mirrors=False), "slot", "flush_slots")
+def bring_neighbours(exchanged: list[Copy | Call]) -> Iterator[Copy]:
+    """Values into the caches, each copy behind the plan's arrays that say which rows it moves; those of gradients."""
+    known = set[str]()
+    for x in exchanged:
+        ends = [x.at] if isinstance(x, Call) else sorted((x.dst, x.src), key=lambda ref: ref.where != "device")
+        for rows in (ref.rows for ref in ends):
+            if isinstance(rows, Picked) and rows.at and rows.at not in known:
+                known.add(rows.at)
+                yield bring(Ref(tensor=rows.at, where="plan", rows=replace(rows, at="")))
+        if isinstance(x, Copy) and x.on == "load":
+            yield x
 
 
 def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
@@ -124,10 +148,10 @@ def packed(plan: PlannedMemory, p: Pass, brought: tuple[Copy, ...]) -> Iterator[
 def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
     """What one batch has from the disk."""
     found: list[Instruction] = []
-    region = plan.disk.loaded.get((p.name, str(p.exchange)))
+    region = plan.disk.loaded.get((p.name, p.exchange))
     if region is not None:
-        bucket = Bucket(region, Exchanged(plan, p).picks("begin", mirrors=False))
-        there, window = _ends(plan, str(p.exchange), bucket, FRONT)
+        bucket = Bucket(region, picks(plan, p, "begin", mirrors=False))
+        there, window = _ends(plan, p.exchange, bucket, FRONT)
         found.append(Copy(link=there.where, dst=window, src=there))
     found += [recall(plan, p, name) for name in (*p.inputs, *p.gradients) if name in plan.spilled]
     if found:
@@ -137,18 +161,17 @@ def recalls(plan: PlannedMemory, p: Pass) -> Iterator[Instruction]:
 
 def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
     """A pass's own rows of a tensor that lies on the disk; the features are in the artifact."""
-    disk, found, rows = plan.disk, [], ARTIFACT
+    disk, rows = plan.disk, ARTIFACT
     if p is not None and name != FEATURES:
-        for giver in disk.givers[p.name, name]:
-            key = giver.name, name
-            found.append(
-                Given(
-                    view=plan.view(giver), schedule=plan.schedule(giver), own=disk.own.get(key),
-                    stores=stores(plan, giver, name), flushed=disk.flushed.get(key),
-                    flush_stores=flushed(plan, giver, name),
-                )
-            )  # fmt: skip
-        rows = Summed(tuple(found), is_straight(plan, disk, p, name), plan.edges_of(p, name))
+        given = tuple(
+            Given(
+                view=plan.view(giver), schedule=plan.schedule(giver),
+                own=disk.own.get((giver.name, name)), stores=stores(plan, giver, name),
+                flushed=disk.flushed.get((giver.name, name)), flush_stores=flushed(plan, giver, name),
+            )
+            for giver in disk.givers[p.name, name]
+        )  # fmt: skip
+        rows = Summed(given, is_straight(plan, disk, p, name), plan.edges_of(p, name))
     there, window = _ends(plan, name, rows)
     return Copy(link=there.where, dst=window, src=there)
 
@@ -162,9 +185,9 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
                 disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name)
             )
             yield spill(plan, name, laid)
-    if p.flush is not None and (p.name, p.flush) in disk.flushed:
-        region, ends = disk.flushed[p.name, p.flush], Exchanged(plan, p).picks("end", mirrors=False)
-        yield spill(plan, p.flush, Bucket(region, ends))
+    if (p.name, p.flush) in disk.flushed:
+        ends = picks(plan, p, "end", mirrors=False)
+        yield spill(plan, p.flush, Bucket(disk.flushed[p.name, p.flush], ends))
 
 
 def spill(plan: PlannedMemory, name: str, rows: Selection) -> Copy:
@@ -184,11 +207,11 @@ def posts(plan: PlannedMemory, p: Pass) -> Iterator[moves.Post]:
     """Rows that leave for other ranks while a pass goes on: each behind the batch that is the last to change it."""
     leaving: list[tuple[str, Crossing, Literal["fetch", "send"]]] = [
         *((name, crossing, "fetch") for name, crossing in plan.crossings.next_fetched(p)),
-        *((str(p.flush), crossing, "send") for crossing in plan.crossings.sent_back(p)[:1]),
+        *((p.flush, crossing, "send") for crossing in plan.crossings.sent_back(p)[:1]),
     ]
     for name, crossing, link in leaving:
         transfers, steps = plan.transfers.get(p.name) if name == p.flush else None, None
-        if not isinstance(transfers, TransferCounts):
+        if transfers is None or isinstance(transfers, TransferPlan):
             last = last_steps(p, name, plan.view(p), np.asarray(plan.schedule(p)), transfers)
             steps = tuple(last[rows] for rows in crossing.leaving(link))
         yield moves.Post(tensor=name, crossing=crossing, link=link, steps=steps)

@@ -11,13 +11,16 @@ from math import prod
 import numpy as np
 
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction, Stores
-from hongtu.plan.program.moves import ARRAYS, Call, Ref
+from hongtu.plan.program.moves import Call, Instruction
 from hongtu.plan.program.on_disk import Summed
-from hongtu.plan.program.predict import crossing_bytes, placed_row, row_bytes
+from hongtu.plan.program.predict import crossing_bytes, row_bytes
 from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, PartOfChunk, Picked, Selection
 
+ADJACENCY = ("indptr", "local_source", "slot_of_source")  # registers of a chunk's in-edges
+ARRAYS = (*ADJACENCY, "ids", "statistics", "factors", "edge_weight", "edge_features", "edge_type", "sources", "active",
+          "edge_id_start", "labels", "loss_bits", "row_in_chunk")  # fmt: skip
 Line = tuple[str, str, str, str]  # operands; rows; bytes; why, or what is stored and what added
 
 
@@ -48,14 +51,16 @@ class Described:
             case moves.Place():
                 zero = "" if x.zero is False else "zeros" if x.zero is True else f"{len(x.zero)} rows begin as zeros"
                 of = f" of {prod(x.shape)}" if x.shape else ""
-                nbytes = sum(x.rows) * placed_row(x, self._p.itemsize)
-                return _line(f"{x.name} ({x.where}){of}", x.rows, nbytes=nbytes, note=zero)
-            case moves.Cross() if x.link == "fetch":
-                return self._crosses(x, f"host {x.tensor}[halo] = of the ranks that own them")
+                return _line(f"{x.name} ({x.where}){of}", x.rows, nbytes=x.nbytes(self._p.itemsize), note=zero)
             case moves.Cross():
-                return self._crosses(x, f"their owners' {x.tensor} += host {x.tensor}[halo]")
+                there, nbytes = f"host {x.tensor}[halo]", x.crossing.rows * crossing_bytes(x, self._p, self._row)
+                fetches = x.link == "fetch"
+                what = f"{there} = of the ranks that own them" if fetches else f"their owners' {x.tensor} += {there}"
+                return _line(what, (x.crossing.rows,), nbytes=nbytes)
             case moves.Copy():
                 return self._copy(x)
+            case moves.Ship():
+                return _line(f"{', '.join(x.names)} in one copy")
             case moves.Call():
                 rows = self._lengths(x.at.rows) if x.at is not None and x.at.counted else ()
                 return _line(_call(x), rows, note=self._settings(x))
@@ -64,9 +69,6 @@ class Described:
                 return _line(f"on every chunk{kept}", self._lengths(DESTINATIONS), "destinations")
         return _line(x.words.format(**vars(x)), note=getattr(x, "why", ""))
 
-    def _crosses(self, x: moves.Cross, what: str) -> Line:
-        return _line(what, (x.crossing.rows,), nbytes=x.crossing.rows * crossing_bytes(x, self._p, self._row))
-
     def _copy(self, x: moves.Copy) -> Line:
         moved = x.there
         rows, nbytes, notes = self._lengths(moved.rows), None, list[str]()
@@ -74,10 +76,10 @@ class Described:
             notes += ["added up"] * (isinstance(moved.rows, Summed) and not moved.rows.straight)
             notes += [f"but {moved.kept.rows} rows in memory"] if moved.kept is not None and moved.kept.rows else []
         else:
-            if x.in_place and x.kept is not None:
+            if x.in_place and x.src.kept is not None:
                 there = zip(self._chunks(), enumerate(rows), strict=True)
                 starts = self._p.view.chunk_start
-                rows = tuple(n * x.kept.has(i, int(starts[chunk])) for chunk, (i, n) in there)
+                rows = tuple(n * x.src.kept.has(i, int(starts[chunk])) for chunk, (i, n) in there)
                 notes = ["or in place"]
             nbytes = sum(rows) * crossing_bytes(x, self._p, self._row)
         if x.link in ("write", "flush"):
@@ -89,11 +91,9 @@ class Described:
         return _line(f"{to} {'+=' if x.dst.adds else '<-'} {x.src}", rows, unit, nbytes=nbytes, note="; ".join(notes))
 
     def _chunks(self) -> list[int]:
-        assert self._batch is not None
         return [self._p.chunk(i, self._batch) for i in self._devices]
 
     def _lengths(self, rows: Selection) -> tuple[int, ...]:
-        assert self._batch is not None
         chunks, view, batch = np.array(self._chunks()), self._p.view, [self._batch]
         return tuple(int(rows.lengths(view, i, chunks[i : i + 1], batch)[0]) for i in self._devices)
 
@@ -114,14 +114,16 @@ class Described:
             return "store" if where else "add"
         if where is not None:
             return _mixed(where[np.r_[self._p.view.destinations(chunk)]] for chunk in self._chunks())
-        assert isinstance(access, tuple) and isinstance(into.rows, Picked) and moved is not None and batch is not None
+        assert isinstance(access, tuple) and isinstance(into.rows, Picked)
         rows, picks = self._lengths(moved.rows), into.rows.picks
         return _mixed(np.broadcast_to(access[i].among(picks.intervals(i, batch)), rows[i]) for i in self._devices)
 
 
 def _call(x: Call) -> str:
-    """What a kernel reads and writes."""
-    at, takes = x.at, x.arguments
+    """What a kernel reads and writes; "A" is the chunk's adjacency matrix."""
+    at, takes = x.at, ["none" if name is None else name for name in x.takes]
+    if x.takes[:3] == ADJACENCY:
+        takes[:4] = ["A" if x.takes[3] is None else "weighted A"]
     if at is not None and isinstance(at.access, Stores):
         return f"{at} <- {', '.join(takes)}" if takes else " = ".join([*x.makes, str(at)])
     read = _listed([*takes, *([] if at is None else [str(at)])])

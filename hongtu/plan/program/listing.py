@@ -9,8 +9,7 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.program.describe import Described
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Compute
+from hongtu.plan.program.moves import Compute, Instruction
 from hongtu.plan.program.program import PassProgram, Program
 
 Row = tuple[str, str, str, str, str]  # verb, operands, rows, bytes, note

@@ -7,22 +7,20 @@ device that does it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
+from typing_extensions import dataclass_transform
 
 from hongtu.graph.halo import Crossing
 from hongtu.metrics import BELOW
+from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.host import Kept
 from hongtu.plan.memory.structure import FLOAT
-from hongtu.plan.program.instruction import Instruction, Stores, kind
-from hongtu.plan.program.rows import DESTINATIONS, SOURCES, OwnRows, Selection
+from hongtu.plan.program.ref import Ref, Where
 
-Where = Literal["host", "device", "chunk"]  # in host rows; on the partition's device; as layers made it, by chunk
-Memory = Where | Literal["peer", "window", "graph", "plan"]  # other devices; the host's window of what lies below it;
-#   arrays of the chunk's structure, and of the plan, which are on the host
 Link = Literal["read", "topology", "load", "pull", "push", "flush", "write"]
 StreamName = Literal["load", "compute", "flush", "host", "disk", "dispatch"]  # dispatch gives the others their work
 EventName = Literal[  # how far the batch has come that has a set of staging memory
@@ -34,56 +32,40 @@ EventName = Literal[  # how far the batch has come that has a set of staging mem
 ]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 
-ADJACENCY = ("indptr", "local_source", "slot_of_source")  # registers of a chunk's in-edges
-ARRAYS = (*ADJACENCY, "ids", "statistics", "factors", "edge_weight", "edge_features", "edge_type", "sources", "active",
-          "edge_id_start", "labels", "loss_bits", "row_in_chunk")  # fmt: skip
-ON: dict[str, StreamName] = {  # the streams that copies are on; what is flushed or written, ``host`` adds
-    "read": "load", "topology": "load", "load": "load", "pull": "load", "push": "compute", "flush": "flush",
-    "write": "flush",
+ON: dict[str, StreamName] = {  # the streams that do it, by verb; what is flushed or written, ``host`` adds
+    "read": "load", "topology": "load", "load": "load", "pull": "load", "ship": "load", "zero_rows": "compute",
+    "compute": "compute", "push": "compute", "flush": "flush", "write": "flush", "post": "host", "recall": "disk",
+    "spill": "disk", "cross": "dispatch", "begin_moments": "dispatch", "end_moments": "dispatch",
+    "sum_statistics": "dispatch", "loss_over_edges": "dispatch",
 }  # fmt: skip
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True)
+class Instruction:
+    """A move or a computation with every operand resolved: plain data, whose fields are given by name.
+
+    Attributes:
+        verb: what it is called in listings, and by whoever runs it: its kind's name, if it has no other.
+        words: what it does, for listings, with its operands' names in braces; of some kinds ``describe.py`` says more.
+    """
+
+    verb: ClassVar[str]
+    words: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, eq=False, kw_only=True)(cls)
+        if "verb" not in vars(cls):
+            cls.verb = cls.__name__.lower()
+
+    @property
+    def on(self) -> str:
+        """The stream that does it."""
+        return ON.get(self.verb, "")
+
 
 # ---------------------------------------------------------------------------------------------------------- memory
 
 
-@kind
-class Ref:
-    """Rows of a tensor in a memory.
-
-    Attributes:
-        tensor: its name, or that of a buffer or register.
-        where: the memory, or one of ``BELOW``; "device" is that of the device which runs the instruction.
-        rows: which of them.
-        access: they are read; reserved (None); or added to (`Stores(False)`), stored, or stored where it says so, by
-            device where these differ.
-        kept: of a tensor below the host, the rows that are in host memory all the same; None: all are.
-        dtype: of its numbers; "float" stands for the run's.
-    """
-
-    tensor: str
-    where: Memory | str = "device"
-    rows: Selection = DESTINATIONS
-    access: Literal["read"] | Stores | tuple[Stores, ...] | None = "read"
-    kept: Kept | None = None
-    dtype: str = FLOAT
-
-    def __str__(self) -> str:
-        if self.where == "plan" and not self.rows.of_chunk:
-            return str(self.rows)
-        where = {"device": "", "peer": "peer's ", "plan": ""}.get(self.where, f"{self.where} ")
-        return f"{where}{self.tensor}[{self.rows.words}]"
-
-    @property
-    def counted(self) -> bool:
-        """They are rows of a vertex tensor, among others."""
-        return isinstance(self.rows, OwnRows) or self.rows is SOURCES or not self.rows.of_chunk
-
-    @property
-    def adds(self) -> bool:
-        """Nothing is stored."""
-        return isinstance(self.access, Stores) and self.access.where is False
-
-
-@kind
 class Place(Instruction):
     """Make a tensor that stays until it is freed.
 
@@ -107,8 +89,11 @@ class Place(Instruction):
     at: tuple[int, ...] = ()
     padded: bool = False
 
+    def nbytes(self, itemsize: int) -> int:
+        """Of all devices' parts."""
+        return Buffer((sum(self.rows), *self.shape), self.dtype, padded=self.padded).nbytes(itemsize)
 
-@kind
+
 class Free(Instruction):
     """Give the memory of a tensor back."""
 
@@ -120,7 +105,6 @@ class Free(Instruction):
 # ---------------------------------------------------------------------------------------------------------- copies
 
 
-@kind
 class Copy(Instruction):
     """Rows go from one memory to another.
 
@@ -142,10 +126,6 @@ class Copy(Instruction):
         return self.link
 
     @property
-    def on(self) -> StreamName:  # type: ignore[override]
-        return ON.get(self.link, "disk")
-
-    @property
     def is_below(self) -> bool:
         """Whether they go between the host and a memory below it."""
         return self.link in BELOW
@@ -156,22 +136,11 @@ class Copy(Instruction):
         return self.dst if self.verb == "spill" else self.src
 
     @property
-    def moved(self) -> str:
-        """The buffer or tensor whose rows have the bytes of those that move: a device's, but for a chunk's results."""
-        return (self.src if self.link in ("flush", "write", "push") else self.dst).tensor
-
-    @property
     def narrow(self) -> Ref | None:
         """The end whose numbers are narrower than the run's, as they cross then; None: neither is."""
         return next((ref for ref in (self.src, self.dst) if ref.dtype != FLOAT), None)
 
-    @property
-    def kept(self) -> Kept | None:
-        """Of the vertex tensor, the rows that are in host memory."""
-        return self.src.kept or self.dst.kept
 
-
-@kind
 class Ship(Instruction):
     """On ``load``: of what was brought so far, these arrays reach the device in one copy.
 
@@ -179,15 +148,9 @@ class Ship(Instruction):
         names: in the order in which they are packed; none has numbers larger than those before it.
     """
 
-    on = "load"
     names: tuple[str, ...]
 
-    @property
-    def words(self) -> str:  # type: ignore[override]
-        return f"{', '.join(self.names)} in one copy"
 
-
-@kind
 class Cross(Instruction):
     """Over the network: "fetch" rows of a host tensor that other ranks own, as their owners computed them; or "send"
     gradients of these to their owners, who add them to their own rank by rank.
@@ -197,14 +160,12 @@ class Cross(Instruction):
         dtype: what the host has them in, as they cross.
     """
 
-    on = "dispatch"
     tensor: str
     crossing: Crossing
     link: Literal["fetch", "send"]
     dtype: str = FLOAT
 
 
-@kind
 class Post(Instruction):
     """On ``host``: the same begins for rows that no later batch changes.
 
@@ -213,7 +174,6 @@ class Post(Instruction):
             None where transfers are only counted.
     """
 
-    on = "host"
     words = "{link} begins: rows of host {tensor} that stay as they are leave"
     tensor: str
     crossing: Crossing
@@ -224,7 +184,6 @@ class Post(Instruction):
 # --------------------------------------------------------------------------------------------------------- kernels
 
 
-@kind
 class Call(Instruction):
     """A kernel runs: on one chunk's device, in ``Compute``; else on every device.
 
@@ -249,7 +208,6 @@ class Call(Instruction):
     at: Ref | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     drops: tuple[str, ...] = ()
-    on: str = "compute"
 
     @property
     def verb(self) -> str:  # type: ignore[override]
@@ -259,14 +217,6 @@ class Call(Instruction):
     def keywords(self) -> dict[str, Any]:
         """What it is called with beside the registers that it takes."""
         return self.settings if self.at is None else {"at": self.at, **self.settings}
-
-    @property
-    def arguments(self) -> list[str]:
-        """What it takes, for people: "A" is the chunk's adjacency matrix."""
-        takes = ["none" if name is None else name for name in self.takes]
-        if self.takes[:3] != ADJACENCY:
-            return takes
-        return ["A" if self.takes[3] is None else "weighted A", *takes[4:]]
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -280,10 +230,10 @@ class Call(Instruction):
 
 
 def call(kernel: str, *takes: str | None, gives: tuple[str | None, ...] | str = (), at: Ref | None = None,
-         arrays: tuple[str, ...] = (), on: str = "compute", **settings: Any) -> Call:  # fmt: skip
+         arrays: tuple[str, ...] = (), **settings: Any) -> Call:  # fmt: skip
     """A kernel with its arguments, as one writes a call."""
     gives = (gives,) if isinstance(gives, str) else gives
-    return Call(kernel=kernel, takes=takes, gives=gives, arrays=arrays, at=at, on=on, settings=settings)
+    return Call(kernel=kernel, takes=takes, gives=gives, arrays=arrays, at=at, settings=settings)
 
 
 def with_drops(body: Sequence[Call]) -> tuple[Call, ...]:
@@ -292,7 +242,6 @@ def with_drops(body: Sequence[Call]) -> tuple[Call, ...]:
     return tuple(replace(x, drops=tuple(name for name, end in last.items() if end == k)) for k, x in enumerate(body))
 
 
-@kind
 class Compute(Instruction):
     """On ``compute``: a body of its own on every device's chunk, if that has destinations.
 
@@ -300,7 +249,6 @@ class Compute(Instruction):
         graph: operations are recorded for backward; ``saves``: and what they save stays until another pass.
     """
 
-    on = "compute"
     body: tuple[Call, ...]
     graph: bool
     saves: bool
@@ -309,7 +257,6 @@ class Compute(Instruction):
 # ----------------------------------------------------------------------------------------------------------- waits
 
 
-@kind
 class Wait(Instruction):
     """A stream holds until an event of this batch, or of the last one that had its staging set."""
 
@@ -319,7 +266,6 @@ class Wait(Instruction):
     why: str
 
 
-@kind
 class Signal(Instruction):
     """An event is all that a stream has been given so far."""
 
@@ -328,7 +274,6 @@ class Signal(Instruction):
     event: EventName
 
 
-@kind
 class Follow(Instruction):
     """A stream holds until another of its device has done what it has been given so far."""
 
@@ -338,7 +283,6 @@ class Follow(Instruction):
     why: str
 
 
-@kind
 class Meet(Instruction):
     """The same stream of every device holds until all the others' have done what they have been given so far."""
 

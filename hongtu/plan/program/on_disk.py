@@ -11,7 +11,7 @@ import numpy as np
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.disk import Region
 from hongtu.plan.memory.host import Kept
-from hongtu.plan.program.instruction import Stores
+from hongtu.plan.program.ref import Stores
 from hongtu.plan.program.rows import Picks, Selection
 
 
@@ -28,9 +28,7 @@ Target = tuple[int, slice | np.ndarray]  # a first byte on the disk, and which r
 
 
 class OnDisk(Selection):
-    """All rows of a chunk, unless they are in memory; ``edges`` as of ``Kept``."""
-
-    edges: Topology | None = None
+    """All rows of a chunk, unless they are in memory."""
 
     def entries(self, view: Topology) -> np.ndarray:
         return np.diff(view.chunk_start) if self.edges is None else np.asarray(self.edges.chunk_edges)

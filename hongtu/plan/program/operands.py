@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 from hongtu.plan.memory.planned import PlannedMemory
-from hongtu.plan.memory.structure import FLOAT, Array
+from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import Pass
-from hongtu.plan.program.instruction import Stores
-from hongtu.plan.program.moves import Ref, Where
-from hongtu.plan.program.rows import DESTINATIONS, OwnRows, PartOfChunk, Picks, Transfers
+from hongtu.plan.program.ref import Access, Memory, Ref, Stores, Where
+from hongtu.plan.program.rows import DESTINATIONS, OwnRows, PartOfChunk, Picks, Selection, Transfers
 
 STAYS = "structure {}"  # what a device calls an array that stays
 
 
 def stays_at(plan: PlannedMemory, name: str, array: Array) -> Ref:
     """The chunk's part of an array that stays on the device."""
-    start = tuple(plan.structure_spans[i][array.over] for i in range(plan.topology.partitions))
+    start = tuple(plan.structure_spans[i][array.over] for i in plan.devices)
     return Ref(tensor=STAYS.format(name), rows=PartOfChunk(array.over, start=start))
 
 
@@ -33,21 +32,29 @@ def own_rows(plan: PlannedMemory, p: Pass, name: str) -> OwnRows:
     return DESTINATIONS if edges is None else OwnRows("edges", edges=edges, places=plan.places(p, name) or "")
 
 
-def own(plan: PlannedMemory, p: Pass, name: str, access: Literal["read"] | Stores = "read") -> Ref:
+def own(plan: PlannedMemory, p: Pass, name: str, access: Access = "read") -> Ref:
     """The same, where they are."""
     at, rows = where(plan, name), own_rows(plan, p, name)
-    dtype = plan.host_dtype(name) if at == "host" else FLOAT
-    return Ref(tensor=name, where=at, rows=rows, access=access, kept=plan.kept.get(name), dtype=dtype)
+    if at == "host":
+        return on_host(plan, name, rows, access)
+    return Ref(tensor=name, where=at, rows=rows, access=access)
+
+
+def on_host(plan: PlannedMemory, name: str, rows: Selection, access: Access = "read", *, window: bool = False) -> Ref:
+    """Rows of a host tensor, or of its window of what lies below."""
+    there: Memory = "window" if window else "host"
+    kept, dtype = plan.kept.get(name), plan.host_dtype(name)
+    return Ref(tensor=name, where=there, rows=rows, access=access, kept=kept, dtype=dtype)
 
 
 def value_cache(plan: PlannedMemory, p: Pass) -> str:
     """What a device calls the rows that slots count: a tensor that stays there is its own cache."""
-    return p.exchange if p.exchange is not None and p.exchange in plan.resident else "cache"
+    return p.exchange if p.exchange in plan.resident else "cache"
 
 
 def gradient_cache(plan: PlannedMemory, p: Pass) -> str:
     """The same for gradients."""
-    return p.flush if p.flush is not None and p.flush in plan.resident else "gradient_cache"
+    return p.flush if p.flush in plan.resident else "gradient_cache"
 
 
 def stores(plan: PlannedMemory, p: Pass, name: str) -> Stores:
@@ -74,18 +81,6 @@ def transfers_of(plan: PlannedMemory, p: Pass) -> Transfers:
     return () if found is None else tuple(found.devices)
 
 
-class Exchanged:
-    """The intervals that begin or end with a batch of a pass, in the order in which it visits batches.
-
-    Attributes:
-        loads: rows of the host are among them; ``shares``: rows of peers are.
-    """
-
-    def __init__(self, plan: PlannedMemory, p: Pass) -> None:
-        self._devices = transfers_of(plan, p)
-        self._backward = p.direction == "backward"
-        self.shares = any(len(device.pulls) for device in self._devices)
-        self.loads = any(len(device.loads) for device in self._devices)
-
-    def picks(self, side: Literal["begin", "end"], *, mirrors: bool) -> Picks:
-        return Picks(self._devices, mirrors, retiring=(side == "begin") == self._backward)
+def picks(plan: PlannedMemory, p: Pass, side: Literal["begin", "end"], *, mirrors: bool) -> Picks:
+    """The intervals that begin or end with a batch of a pass, in the order in which it visits batches."""
+    return Picks(transfers_of(plan, p), mirrors, retiring=(side == "begin") == (p.direction == "backward"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from hongtu.hardware import aligned, padded
+from hongtu.hardware import aligned
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.structure import nbytes_of
 from hongtu.plan.program import moves
@@ -35,9 +35,8 @@ def copied_rows(x: moves.Copy, p: PassProgram, device: int) -> int:
     """Rows that a copy moves in a pass for one device."""
     rows, kept = x.there.rows, x.there.kept
     if isinstance(rows, OnDisk):
-        assert kept is not None
         return rows.moved(p.view, device, kept)
-    beside = ARTIFACT.moved(p.view, device, x.kept) if x.in_place and x.kept is not None else 0
+    beside = ARTIFACT.moved(p.view, device, x.src.kept) if x.in_place and x.src.kept is not None else 0
     return x.src.rows.total(p.view, device) - beside
 
 
@@ -54,7 +53,7 @@ def crossing_bytes(x: moves.Copy | moves.Cross, p: PassProgram, row: Mapping[str
         return nbytes_of((p.width[x.tensor],), x.dtype, p.itemsize)
     if x.src.rows is ARTIFACT:  # whose file has numbers of 4 bytes
         return 4 * p.width[x.src.tensor]
-    return row[x.moved] if x.narrow is None else nbytes_of((p.width[x.narrow.tensor],), x.narrow.dtype, p.itemsize)
+    return row[x.dst.tensor] if x.narrow is None else nbytes_of((p.width[x.narrow.tensor],), x.narrow.dtype, p.itemsize)
 
 
 def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int]) -> Iterator[int]:
@@ -66,7 +65,7 @@ def host_peaks(passes: Iterable[PassProgram], kept: Mapping[str, int]) -> Iterat
     live = dict(kept)
     for p in passes:
         placed = (x for x in p.before if isinstance(x, moves.Place) and x.where == "host")
-        live |= {x.name: sum(x.rows) * placed_row(x, p.itemsize) for x in placed}
+        live |= {x.name: x.nbytes(p.itemsize) for x in placed}
         yield sum(live.values()) + sum(buffer.nbytes(p.itemsize) for buffer in p.passing)
         for free in p.frees:
             if free.where == "host":
@@ -87,8 +86,3 @@ def kept_bytes(passes: Iterable[PassProgram]) -> int:
     """Bytes of the host in which scripts of passes stay, of all devices."""
     keeping = [(p, i) for p in passes if p.keeps and p.packed for i in range(len(p.buffers))]
     return sum(aligned(nbytes) for p, i in keeping for nbytes in script_bytes(p, i))
-
-
-def placed_row(x: moves.Place, itemsize: int) -> int:
-    """Bytes from one row of what is placed to the next."""
-    return padded(x.shape[0], itemsize) * itemsize if x.padded else nbytes_of(x.shape, x.dtype, itemsize)

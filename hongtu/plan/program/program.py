@@ -9,8 +9,7 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.buffers import Buffer
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import Compute, Free, Ship
+from hongtu.plan.program.moves import Compute, Copy, Free, Instruction, Ship
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,5 +107,5 @@ class Program:
 
 def _needs_host(x: Instruction) -> bool:
     """Whether it is the host that does something, or waits; or rows lie on a disk that would be in memory."""
-    waits, kept = getattr(x, "stream", "") == "dispatch", getattr(x, "kept", None)
-    return x.on in ("dispatch", "host", "disk") or waits or kept is not None
+    kept = x.src.kept or x.dst.kept if isinstance(x, Copy) else getattr(x, "kept", None)
+    return x.on in ("dispatch", "host", "disk") or getattr(x, "stream", "") == "dispatch" or kept is not None

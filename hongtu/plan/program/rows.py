@@ -14,10 +14,10 @@ import numpy as np
 
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.intervals import Intervals
-from hongtu.plan.cache.transfer import DeviceCounts, DeviceTransfers
+from hongtu.plan.cache.transfer import DeviceCounts
 from hongtu.plan.memory.structure import Over, chunk_entries, device_entries
 
-Transfers = tuple[DeviceTransfers | DeviceCounts, ...]  # of every device
+Transfers = tuple[DeviceCounts, ...]  # of every device
 
 
 class Selection:
@@ -25,10 +25,16 @@ class Selection:
 
     Attributes:
         words: which, for people; ``unit``: what they are.
+        edges: the chunks whose in-edges the tensor has rows of; None: it has those of vertices.
         of_chunk: every chunk has some, those of other batches' none; else a device has them, whatever its chunk.
     """
 
     words, unit, of_chunk = "chunk", "rows", True
+    edges: Topology | None = None
+
+    def row_of(self, vertex: int) -> int:
+        """The row of the tensor with which those of a vertex begin, or would."""
+        return vertex if self.edges is None else int(self.edges.in_edge_start[vertex])
 
     def entries(self, view: Topology) -> np.ndarray:
         """int64 [C], how many every chunk has."""
@@ -68,16 +74,11 @@ class OwnRows(OfChunk):
     """The chunk's own rows of a tensor: of the vertices that the pass computes, or of their in-edges.
 
     Attributes:
-        edges: the chunks whose in-edges the tensor has rows of; None: it has those of vertices.
         places: the register that says which of them a pass has, where it has not all.
     """
 
     edges: Topology | None = None
     places: str = "row_in_chunk"
-
-    def at(self, vertex: int) -> int:
-        """The row with which those of a vertex begin, or would."""
-        return vertex if self.edges is None else int(self.edges.in_edge_start[vertex])
 
     def index(self, view: Topology, chunk: int) -> np.ndarray | None:
         """int32, which of the rows that a chunk has in the tensor it has in a pass; None: all."""
@@ -85,7 +86,7 @@ class OwnRows(OfChunk):
 
     def numbers(self, view: Topology, chunk: int) -> np.ndarray:
         """Those rows."""
-        first, end = (self.at(vertex) for vertex in view.chunk_start[chunk : chunk + 2].tolist())
+        first, end = (self.row_of(vertex) for vertex in view.chunk_start[chunk : chunk + 2].tolist())
         index = self.index(view, chunk)
         return np.arange(first, end) if index is None else first + index
 
@@ -134,7 +135,7 @@ class SlotsOfSources(OfChunk):
 
     def array(self, device: int, batch: int) -> np.ndarray:
         """int32 [S]."""
-        return self.devices[device].slots(batch)  # type: ignore[union-attr]
+        return self.devices[device].slots(batch)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +188,7 @@ class Picks:
     def contended(self) -> frozenset[tuple[int, int]]:
         """The batches and owners where several devices push to one row."""
         devices, found = range(len(self.devices)), set()
-        batches = len(self.table(0).first_start) - 1 if len(devices) > 2 else 0  # else an owner has one peer
+        batches = self.table(0).num_batches if len(devices) > 2 else 0  # else an owner has one peer
         for batch in range(batches):
             peer, slot = (
                 np.concatenate([self.column(name, i, batch) for i in devices]) for name in ("peer", "peer_slot")

@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from hongtu.plan.program import moves
-from hongtu.plan.program.instruction import Instruction
-from hongtu.plan.program.moves import EVENTS, EventName, StreamName
+from hongtu.plan.program.moves import EVENTS, EventName, Instruction, StreamName
 
 Part = Literal["recall", "bring", "pull", "zero", "compute", "push", "deliver", "post", "spill"]
 Stream = tuple[StreamName, int]  # of a device

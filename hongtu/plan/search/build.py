@@ -12,7 +12,6 @@ from hongtu.graph.topology import Topology
 from hongtu.plan.cache.transfer import (
     BatchLimits,
     TransferCounts,
-    TransferPlan,
     batch_limits,
     count_transfers,
     plan_transfers,
@@ -70,8 +69,8 @@ def plan_caches(
         alike: passes on the same chunks have caches as small as the smallest of them, and one plan.
     """
     plan = _priced_like(plan, transfers={}, writers={})
-    planned: dict[str, TransferPlan | TransferCounts] = {}
-    known: dict[tuple[int, tuple[int, ...] | None], TransferPlan | TransferCounts] = {}
+    planned: dict[str, TransferCounts] = {}
+    known: dict[tuple[int, tuple[int, ...] | None], TransferCounts] = {}
     lookahead, prefetch = plan.strategy.reuse == "lookahead", plan.choice.prefetch
     exchanging = [p for p in (*plan.passes.train, *plan.passes.setup, *plan.passes.evaluate) if p.exchange or p.flush]
     for p in exchanging:

@@ -239,7 +239,7 @@ def _schedule(graph: GraphShape, topology: Topology, strategy: Strategy) -> np.n
 
 def _refusal(plan: ExecutionPlan, budget: int, original_id: np.ndarray | None) -> BudgetError:
     topology = plan.topology
-    i = max(range(topology.partitions), key=lambda k: plan.peak_bytes[f"device {k}"])
+    i = max(plan.devices, key=lambda k: plan.peak_bytes[f"device {k}"])
     p = max(plan.passes.every, key=lambda p: plan.pass_arena(p, i) + plan.taken_beside(p))
     own = topology.num_sources[i * topology.chunks : (i + 1) * topology.chunks]
     j = int(np.argmax(own))

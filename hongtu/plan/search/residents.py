@@ -32,12 +32,12 @@ def choose_residents(plan: ExecutionPlan, budget: int) -> list[Choice]:
     units = _units(plan.passes)
     saved = {unit: _saved(plan, unit) for unit in units}
     every = replace(plan, choice=replace(plan.choice, resident=frozenset().union(*units), structure=True), transfers={})
-    taken = {unit: max(sum(every.resident_bytes(n, i) for n in unit) for i in _devices(plan)) for unit in units}
+    taken = {unit: max(sum(every.resident_bytes(n, i) for n in unit) for i in plan.devices) for unit in units}
     if plan.choice.staging:
         saved[STRUCTURE] = (
             plan.bytes["topology"] - replace(plan, choice=replace(plan.choice, structure=True)).bytes["topology"]
         )
-        taken[STRUCTURE] = max(every.structure_bytes(i) for i in _devices(plan))
+        taken[STRUCTURE] = max(every.structure_bytes(i) for i in plan.devices)
     wanted = [unit for unit, bytes_saved in saved.items() if bytes_saved > 0]
     wanted.sort(key=lambda unit: saved[unit] / max(taken[unit], 1), reverse=True)
     found = _those_that_fit(plan, wanted, budget)
@@ -59,10 +59,6 @@ def _those_that_fit(plan: ExecutionPlan, wanted: list[frozenset[str]], budget: i
     return chosen
 
 
-def _devices(plan: ExecutionPlan) -> range:
-    return range(plan.topology.partitions)
-
-
 def _units(passes: PassList) -> list[frozenset[str]]:
     """Tensors that stay together: rows and their gradient share slots where one pass needs both."""
     names = every_tensor(passes)
@@ -78,10 +74,10 @@ def _units(passes: PassList) -> list[frozenset[str]]:
 
 def _saved(plan: ExecutionPlan, unit: frozenset[str]) -> int:
     """Bytes that the unit moves over the host link in an epoch."""
-    total, row = 0, {name: columns * plan.host_item(name) for name, columns in plan.passes.width.items()}
+    total, row = 0, {name: plan.host_row(name) for name in plan.passes.width}
     for p in plan.passes.train:
         touched = (*p.inputs, *p.gradients, *p.written)
         total += sum(plan.count(p, name) * row[name] for name in touched if name in unit)
         loads = plan.transfers[p.name].rows_loaded if p.name in plan.transfers else 0
-        total += loads * sum(row[name] for name in (p.exchange, p.flush) if name is not None and name in unit)
+        total += loads * sum(row[name] for name in (p.exchange, p.flush) if name in unit)
     return total

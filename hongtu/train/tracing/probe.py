@@ -297,16 +297,13 @@ class _Zeros(HostStore):
     """
 
     def create(
-        self, name: str, columns: int, zero: bool | np.ndarray, kept: Kept | None = None, count: int | None = None,
+        self, name: str, shape: tuple[int, ...], zero: bool | np.ndarray, kept: Kept | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        self.keep(name, self.zeros(columns, count))
+        self.keep(name, self.zeros(*shape))
 
-    def zeros(self, columns: int, count: int | None = None) -> torch.Tensor:
-        """Vertex rows of zeros, or so many."""
-        rows = self.num_vertices if count is None else count
-        numbers = np.zeros((rows, columns), dtype=str(self.dtype).removeprefix("torch."))
-        return torch.from_numpy(numbers)
+    def zeros(self, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(np.zeros(shape, dtype=str(self.dtype).removeprefix("torch.")))
 
 
 def _most_with_loss(view: Topology, loss: MeanLoss | EdgeLoss | None) -> int:
@@ -326,7 +323,7 @@ def _placeholder_rows(plan: ExecutionPlan, dtype: torch.dtype, with_loss: int, k
     if plan.shape.sparse_input is not None:
         host.keep_sparse(plan.shape.sparse_input)
     else:
-        host.keep(FEATURES, host.zeros(plan.shape.features))
+        host.keep(FEATURES, host.zeros(v, plan.shape.features))
     host.keep_pageable("labels", torch.zeros((v, plan.shape.label_bytes), dtype=torch.uint8))
     host.keep_pageable("loss_bits", loss_bits)
     host.keep_pageable("ids", kind.vertices(v))
