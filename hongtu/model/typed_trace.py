@@ -137,7 +137,8 @@ class TypedRoot(nn.Module):
         """By the names of forward's arguments: a few rows of every type, and edges of every relation."""
         floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
         dtype, types = next(floats, torch.get_default_dtype()), self.types
-        counts = dict(zip(types.names, range(4, 4 + len(types.names)), strict=True))
+        least = 4 + len(types.names)  # so that no type has as many rows as a relation has edges, for _check_local
+        counts = dict(zip(types.names, range(least, least + len(types.names)), strict=True))
         x = {name: _numbers(counts[name], width, dtype) for name, width in zip(types.names, types.widths, strict=True)}
         ends = {}
         for relation in types.relations:

@@ -592,6 +592,39 @@ def test_predictions_of_vertices_by_number():
     torch.testing.assert_close(rows[1], trainer.predict()[2])
 
 
+KINDS = [f"k{k}" for k in range(7)]
+RING = [(kind, "to", KINDS[k - 3]) for k, kind in enumerate(KINDS)] + [("k4", "also", "k0"), ("k6", "also", "k1")]
+MANY = {
+    "hgt": lambda: pyg.HGTConv(-1, CLASSES, (KINDS, RING)),
+    "pairs": lambda: pyg.HeteroConv({relation: pyg.SAGEConv((-1, -1), CLASSES) for relation in RING}),
+    "attention": lambda: pyg.HeteroConv({r: pyg.GATv2Conv((-1, -1), CLASSES, add_self_loops=False) for r in RING}),
+}
+
+
+@pytest.mark.parametrize("conv", MANY)
+def test_many_types(conv, tmp_path):
+    data = HeteroData()
+    for kind in KINDS:
+        data[kind].x = torch.randn(9, 2)
+    for relation in RING:
+        data[relation].edge_index = torch.randint(9, (2, 20))
+    data["k0"].y, data["k0"].train_mask = torch.arange(9) % CLASSES, torch.ones(9, dtype=torch.bool)
+
+    class Many(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = MANY[conv]()
+
+        def forward(self, x_dict, edge_index_dict):
+            return self.conv(x_dict, edge_index_dict)["k0"]
+
+    model = Many().double()
+    expected = model({kind: x.double() for kind, x in data.x_dict.items()}, data.edge_index_dict).detach()
+    artifact = hongtu.preprocess_graph(data=data, artifact=tmp_path / "out", partitions=1, chunks=3)
+    trainer = hongtu.Trainer(artifact, hongtu.from_pyg(model), dtype=torch.float64)
+    torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("kind", [pyg.FastRGCNConv, pyg.RGATConv])
 def test_relations_between_vertices_of_one_type(kind):
     whole = problems.edge_data()
