@@ -45,7 +45,10 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
     rounded = _rounded(raw)
     if isinstance(raw.features, TypedFeatures) and config.normalize_features:
         beforehand = "; torch_geometric.transforms.NormalizeFeatures()(data) does it" * (raw.types is not None)
-        raise InputError(f"--normalize-features: features of typed vertices stay as they are; leave it out{beforehand}")
+        raise InputError(
+            "normalize_features (--normalize-features): features of typed vertices stay as they are; leave it out"
+            f"{beforehand}"
+        )
     check_edge_numbers(raw)
     if raw.edge_type is not None:
         _check_edge_type(raw, config)

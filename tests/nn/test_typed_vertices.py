@@ -56,7 +56,11 @@ REFUSED = {
     "rows": (in_files(features_1=PARTS[1][:-1]), [], ["features_1.npy", "a row for each vertex of type 1"]),
     "dtype": (in_files(features_1=PARTS[1].astype(str)), [], ["features_1.npy: <U"]),
     "nan": (in_files(features_1=PARTS[1] * np.nan), [], ["features_1.npy: [0, 0] is nan"]),
-    "normalised": (in_files(), ["--normalize-features"], ["normalize_features"]),
+    "normalised": (
+        in_files(),
+        ["--normalize-features"],
+        ["normalize_features (--normalize-features)", "stay as they are"],
+    ),
 }
 
 
