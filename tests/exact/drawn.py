@@ -285,8 +285,8 @@ def _write_forward(rng: np.random.Generator, drawn: Drawn) -> None:
     if weighed and any(isinstance(part, GINConv | SAGEConv) for part in plain):  # its values weigh what they sum
         return
     by_matrix = of_matrix and (form is Optional or not weighed) and bool((problem.edges[0] == problem.edges[1]).any())
-    if by_matrix and any(hasattr(part, "normalize") for part in plain):  # which counts self-loops twice
-        return
+    if by_matrix and any(hasattr(part, "normalize") or hasattr(part, "add_self_loops") for part in plain):
+        return  # the other side takes edges, among which self-loops count otherwise
     with contextlib.suppress(hongtu.errors.InputError, RuntimeError):
         own.build_reference(problem)
         drawn.model = own

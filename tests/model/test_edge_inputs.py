@@ -267,7 +267,7 @@ def of_matrix_of_data(self, data):
 @pytest.mark.most(10)
 @pytest.mark.pairs
 @pytest.mark.parametrize("forward", [of_matrix, of_matrix_or_weights, of_edges_or_matrix, of_matrix_of_data])
-@pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage", "gin", "without", "after"])
+@pytest.mark.parametrize("parts", ["gcn", "sum", "graph", "hops", "sage", "gin", "without", "after", "powers"])
 def test_the_values_of_a_matrix_come_along(forward, parts):
     made = {
         "sum": lambda: {k: pyg.GCNConv(w, o, normalize=False) for k, w, o in (("a", WIDTH, 8), ("b", 8, 4))},
@@ -275,6 +275,7 @@ def test_the_values_of_a_matrix_come_along(forward, parts):
         "sage": lambda: {"a": pyg.SAGEConv(WIDTH, 8), "b": pyg.GCNConv(8, 4)},
         "gin": lambda: {"a": pyg.GINConv(Linear(WIDTH, 8)), "b": pyg.SAGEConv(8, 4, aggr="sum")},
         "without": lambda: {"a": pyg.GCNConv(WIDTH, 8, improved=True), "b": pyg.GCNConv(8, 4, add_self_loops=False)},
+        "powers": lambda: {"a": pyg.MixHopConv(WIDTH, 4, [1, 0]), "b": pyg.MixHopConv(8, 4, [2], add_self_loops=False)},
         "after": lambda: {"a": pyg.GraphConv(WIDTH, 8), "b": pyg.SGConv(8, 4, K=2)},
     }.get(parts, WEIGHED.get(parts))
     data, weight = graph(), numbers(E)
