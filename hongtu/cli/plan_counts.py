@@ -193,7 +193,8 @@ def describe_counts(
             except HostTooSmall as error:
                 takes = {name: larger(name, nbytes, error.tables) for name, nbytes in error.held.items()}
                 remedy = f"{error.remedy}; about, of a graph of these counts that is like {kind}"
-                raise HostTooSmall(host or 0, takes, error.tables, remedy) from None
+                assert host is not None
+                raise HostTooSmall(host, takes, error.tables, remedy) from None
             return {
                 "vertices": artifact.num_vertices,
                 "chunks": artifact.topology.chunks,

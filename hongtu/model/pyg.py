@@ -17,7 +17,7 @@ from hongtu.kernels.torch_private import compiled_from, copied, parameter_hooks
 from hongtu.model.checks import drops, is_altered
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
-from hongtu.model.pyg_names import places_in_model
+from hongtu.model.pyg_names import places_in_model, uncalled_in_model
 from hongtu.model.root import OF_EDGES
 from hongtu.model.traced import EdgeValue, Part, traced_layers
 from hongtu.model.tracer import is_convolution
@@ -206,8 +206,7 @@ def to_pyg(layers: Sequence[Any], model: Any) -> Any:
     modules = list(_modules(layers))
     places, own = places_in_model(modules), nn.ModuleList(modules).state_dict()
     state = {places[name]: value for name, value in own.items()}
-    uncalled = set().union(*(getattr(layer, "pyg_uncalled", ()) for layer in modules))
-    _load(compiled_from(model), state, type(compiled_from(model)).__name__, uncalled)
+    _load(compiled_from(model), state, type(compiled_from(model)).__name__, uncalled_in_model(modules))
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -95,3 +95,8 @@ def places_in_model(layers: Sequence[nn.Module]) -> dict[str, str]:
         return dict(zip(state, to_pyg_names(state, [type(layer).__name__ for layer in layers]), strict=True))
     names = (getattr(layer, "pyg_names", {}).items() for layer in layers)
     return {f"{k}.{own}": place for k, of_layer in enumerate(names) for own, place in of_layer}
+
+
+def uncalled_in_model(layers: Iterable[nn.Module]) -> set[str]:
+    """Names of weights of that model which its forward does not use, so that no layer has them."""
+    return set().union(*(getattr(layer, "pyg_uncalled", ()) for layer in layers))

@@ -22,7 +22,7 @@ from hongtu.model.checks import check_tensors
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.link_loss import DECODER
 from hongtu.model.network import Network
-from hongtu.model.pyg_names import places_in_model
+from hongtu.model.pyg_names import places_in_model, uncalled_in_model
 from hongtu.model.random_state import random_state, set_random_state
 from hongtu.model.wiring import Modules
 from hongtu.nn.context import RowContext
@@ -182,8 +182,7 @@ class Resumable:
         own, places = self.model.state_dict(), dict[str, str]()
         with suppress(InputError):  # no model of torch_geometric's has such layers
             places = places_in_model([*self.model])
-        uncalled = set().union(*(getattr(layer, "pyg_uncalled", ()) for layer in self.model))
-        if {*weights} - uncalled == {*places.values()}:
+        if {*weights} - uncalled_in_model(self.model) == {*places.values()}:
             weights = {name: weights[place] for name, place in places.items()}
         if different := _shapes(weights) ^ _shapes(own):
             name = min(different)[0]

@@ -24,6 +24,7 @@ from hongtu.preprocess.read.formats.ogb_types import is_ogb_types, open_ogb_type
 from hongtu.preprocess.read.formats.papers import is_papers, open_papers
 from hongtu.preprocess.read.formats.planetoid import is_planetoid, open_planetoid
 from hongtu.preprocess.read.formats.pyg_data import from_data
+from hongtu.preprocess.read.formats.text_lines import unreadable
 from hongtu.preprocess.read.graph import SPLIT_NAMES, SPLITS, RawGraph, find_masks
 from hongtu.preprocess.read.size import Reading
 from hongtu.preprocess.read.source import to_csr, to_edges
@@ -57,8 +58,7 @@ def read_input(
     except OSError as error:
         if error.filename is None or not Path(error.filename).is_relative_to(path):
             raise
-        remedy = "copy or download it again" if isinstance(error, FileNotFoundError) else "mend or remove it"
-        raise InputError(f"{error.filename}: cannot be read ({error.strerror}); {remedy}") from None
+        raise unreadable(error.filename, error) from None
 
 
 def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading) -> RawGraph:

@@ -51,6 +51,12 @@ def damaged(path: Path, error: Exception) -> InputError:
     return InputError(f"{path}: truncated or damaged gzip ({error}); {remedy}")
 
 
+def unreadable(path: str | Path, error: OSError) -> InputError:
+    """What to say of a file that the system does not read."""
+    remedy = "copy or download it again" if isinstance(error, FileNotFoundError) else "mend or remove it"
+    return InputError(f"{path}: cannot be read ({error.strerror or error}); {remedy}")
+
+
 def is_comment(line: bytes) -> bool:
     """Whether a line starts as comments do in SNAP's and KONECT's files."""
     return line.lstrip(b" \t")[:1] in (b"#", b"%")
@@ -122,8 +128,7 @@ def _whole_lines(path: Path, block: int) -> Iterator[tuple[bytes, int]]:
     except DAMAGED as error:
         raise damaged(path, error) from None
     except OSError as error:
-        remedy = "copy or download it again" if isinstance(error, FileNotFoundError) else "mend or remove it"
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from None
+        raise unreadable(path, error) from None
     if rest:
         yield rest + b"\n", line
 
