@@ -6,12 +6,15 @@ Legend: V vertices, D destinations of a type, R rows, L relations to a type, C c
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hongtu.model.typed_hop import TypedHop
+from hongtu.nn.message_dropout import Edges, MessageDropout
 from hongtu.nn.norm import Normalization
 
 
@@ -33,9 +36,11 @@ class ByRelation(TypedConv):
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
-        self.conv = conv
+        self.conv, self.dropout = conv, MessageDropout()
 
-    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> dict[str, Tensor]:
+    def forward(
+        self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor], edges: dict[Any, Edges] | None = None
+    ) -> dict[str, Tensor]:
         """By type [D, L, C + 1]: what each relation gives a vertex, and how the vertex scores that."""
         conv, found = self.conv, dict[str, list[Tensor]]()
         rows = {
@@ -46,7 +51,8 @@ class ByRelation(TypedConv):
             name, ends = "__".join(relation), (rows[relation[0]], rows[relation[2]])
             weights = conv.lin_src[name], conv.lin_dst[name]
             alpha = tuple((x * weight).sum(-1) for x, weight in zip(ends, weights, strict=True))
-            rows_DC = conv.propagate(edge_index, x=ends, alpha=alpha).relu()
+            with nullcontext() if edges is None else self.dropout.inside(conv, partial(edges.__getitem__, relation)):
+                rows_DC = conv.propagate(edge_index, x=ends, alpha=alpha).relu()
             score_D = (conv.q * torch.tanh(conv.k_lin(rows_DC))).sum(1, keepdim=True)
             found.setdefault(relation[2], []).append(torch.cat([rows_DC, score_D], dim=1))
         return {kind: torch.stack(parts, dim=1) for kind, parts in found.items()}

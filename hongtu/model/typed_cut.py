@@ -15,14 +15,15 @@ from hongtu.errors import InputError
 from hongtu.graph.vertex_types import VertexTypes
 from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, with_hooks_of
 from hongtu.model.expression import label
-from hongtu.model.typed_attention import TypedStatistics, attended
-from hongtu.model.typed_hop import NormalizedGcn, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
+from hongtu.model.typed_attention import ByRelation, TypedStatistics, attended
+from hongtu.model.typed_hop import EDGE_INDEX, EDGES, NormalizedGcn, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
 from hongtu.model.typed_kernels import HgtWithKernels, OnFewEdges, WithKernels, has_kernels
 from hongtu.model.typed_rows import Packing
 from hongtu.model.typed_trace import OF_EDGES, PREFIX, TypedRoot, base_of
 from hongtu.model.typed_values import TypedValues
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layers.pyg import check_convolution, takes_pair
+from hongtu.nn.message_dropout import ByEdge, drops_messages
 
 
 @dataclass
@@ -41,12 +42,14 @@ class _Graph:
     Attributes:
         own, every: by a node of the trace, what stands for it here: the rows of destinations, and those of all.
         ids: by a type's number, those of its destinations.
+        edges: by relation, what tells its edges apart.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     own: dict[fx.Node, fx.Node] = field(default_factory=dict)
     every: dict[fx.Node, fx.Node] = field(default_factory=dict)
     ids: dict[int, fx.Node] = field(default_factory=dict)
+    edges: dict[Any, fx.Node] = field(default_factory=dict)
 
 
 class Hops(TypedValues):
@@ -175,6 +178,18 @@ class Hops(TypedValues):
                     made.every[node] = made.graph.placeholder(f"all_{node.name}")
         by_vertex = [node for node in self._values if node in part.nodes and self._reads_ids(node)]
         made.ids = {kind: made.graph.placeholder(f"ids_{kind}") for kind in sorted({*map(self._kind, by_vertex)})}
+        by_edge = {
+            edges.args[1]
+            for node in self._values
+            if node in part.nodes and self._drops_messages(node)
+            for edges in node.all_input_nodes
+            if base_of(edges) == EDGE_INDEX
+        }
+        made.edges = {
+            relation: made.graph.placeholder(f"{EDGES}_{k}")
+            for k, relation in enumerate(self._types.relations)
+            if relation in by_edge
+        }
 
     def _reads_ids(self, node: fx.Node) -> bool:
         """Whether what a node gives depends on which vertices its rows are: dropout, degrees, rows that are learned."""
@@ -241,13 +256,24 @@ class Hops(TypedValues):
         kwargs = {name: changed(given) for name, given in node.kwargs.items()}
         if type(conv).__name__ == "HGTConv" and has_kernels(conv):
             return made.graph.call_module(self._made_module(HgtWithKernels(conv)), args, kwargs | {"own": cut})
-        target = str(node.target)
+        module = conv
+        if self._drops_messages(node):
+            module = conv if relation is None else ByEdge(conv)
+            kwargs["edges"] = made.edges.copy() if relation is None else made.edges[relation]
         if has_kernels(conv):
-            target = self._made_module(WithKernels(conv))
+            module = WithKernels(conv, module)
         elif relation is not None and args and isinstance(args[0], tuple) and None not in args[0]:
-            target = self._made_module(OnFewEdges(conv))
+            module = OnFewEdges(module)
+        target = str(node.target) if module is conv else self._made_module(module)
         found = made.graph.call_module(target, args, kwargs)
         return found if cut is None else made.graph.call_function(first_rows, (found, cut))
+
+    def _drops_messages(self, node: fx.Node) -> bool:
+        """Whether it calls a convolution that may, and whose relation is known."""
+        conv = self._conv(node)
+        if isinstance(conv, ByRelation):
+            return drops_messages(conv.conv)
+        return conv is not None and drops_messages(conv) and self._relation(node) is not None and not is_gcn(conv)
 
     def _drops(self, node: fx.Node) -> float | None:
         """The probability of a dropout of rows; None: it is another node."""

@@ -16,8 +16,9 @@ from hongtu.model.typed_kernels import called
 from hongtu.model.typed_rows import Packing, rows_by_kind
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
+from hongtu.nn.message_dropout import Edges
 
-EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT = "edge_index", "edge_attr", "edge_weight"
+EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT, EDGES = "edge_index", "edge_attr", "edge_weight", "edges"
 
 
 def first_rows(found: Any, own: Any) -> Any:
@@ -187,7 +188,7 @@ class TypedHop(Layer):
         packed = [packing.pack(values, rows_of, like) for packing in self.gives if packing.columns]
         return packed[0] if len(packed) == 1 else torch.cat(packed, dim=1)
 
-    def _edges(self, block: Block) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+    def _edges(self, block: Block) -> tuple[dict[str, Any], list[Tensor], list[Tensor]]:
         """The edges of every relation between rows of their types, and, for each type, where its rows are among
         destinations, and among the sources behind them."""
         assert block.edge_type is not None
@@ -200,7 +201,7 @@ class TypedHop(Layer):
         fits = (kinds_S[source] == of_source[kind_E]) & (kinds_S[destination] == of_destination[kind_E])
         kind_E = torch.where(fits, kind_E, -1)  # all fit, but in graphs that are made up
         own, beside = (self.rows_of(kinds) for kinds in kinds_S.split([block.num_dst, block.num_src - block.num_dst]))
-        position_S, given = torch.empty_like(kinds_S), dict[str, Tensor]()
+        position_S, given = torch.empty_like(kinds_S), dict[str, Any]()
         for where in map(torch.cat, zip(own, (where + block.num_dst for where in beside), strict=True)):
             position_S[where] = torch.arange(len(where), device=where.device)
         for relation in range(len(self.types.relations)):
@@ -208,6 +209,9 @@ class TypedHop(Layer):
             given[f"{EDGE_INDEX}_{relation}"] = position_S[block.edge_index[:, mine]]
             if block.edge_features is not None:
                 given[f"{EDGE_ATTR}_{relation}"] = block.edge_features[mine, : self.types.edge_columns[relation]]
+            if f"{EDGES}_{relation}" in self._takes:
+                loops = block.num_graph_edges + block.rows.ids[own[self.types.ends(relation)[1]]]
+                given[f"{EDGES}_{relation}"] = Edges(given[f"{EDGE_INDEX}_{relation}"], block.edge_ids[mine], loops)
             weight = torch.ones(1, device=mine.device) if block.edge_weight is None else block.edge_weight
             given[f"{EDGE_WEIGHT}_{relation}"] = weight.expand(block.num_edges)[mine]
         return given, own, beside

@@ -26,14 +26,15 @@ class WithKernels(nn.Module):
 
     Args:
         conv: the convolution; its parameters stay its own.
+        run: what calls it, if not itself.
     """
 
-    def __init__(self, conv: nn.Module) -> None:
+    def __init__(self, conv: nn.Module, run: nn.Module | None = None) -> None:
         super().__init__()
-        self.conv = conv
+        self.conv, self.run = conv, run or conv
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        return called(self.conv, *given, **named)
+        return called(self.conv, *given, run=self.run, **named)
 
 
 class OnFewEdges(nn.Module):
@@ -63,13 +64,14 @@ class OnFewEdges(nn.Module):
         return self.conv(rows, ends, *(behind(x, 2) for x in given), **more)[1:]
 
 
-def called(conv: Any, *given: Any, **named: Any) -> Any:
-    """What it gives, with kernels where it has some."""
+def called(conv: Any, *given: Any, run: Any = None, **named: Any) -> Any:
+    """What it gives, or ``run``, which calls it, with kernels where it has some."""
+    run = run or conv
     if not has_kernels(conv):
-        return conv(*given, **named)
+        return run(*given, **named)
     conv.propagate = partial(_PROPAGATE[type(conv).__name__], conv)
     try:
-        return conv(*given, **named)
+        return run(*given, **named)
     finally:
         del conv.propagate
 

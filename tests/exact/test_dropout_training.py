@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import nn
 
 import hongtu
@@ -18,6 +19,22 @@ from tests.models import H, Model
 from tests.training import GRID, STRATEGIES
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+class Sends(pyg.MessagePassing):
+    """Somebody's own, which drops numbers of messages by a function and by a module."""
+
+    def __init__(self, f, c):
+        super().__init__(aggr="add")
+        self.lin, self.dropout = nn.Linear(f, c), nn.Dropout(0.3)
+
+    def forward(self, x: tuple[torch.Tensor, torch.Tensor], edge_index):
+        size = len(x[0]), len(x[1])
+        return self.propagate(edge_index, x=(self.lin(x[0]), None), size=size) + self.lin(x[1])
+
+    def message(self, x_j):
+        return self.dropout(torch.tanh(nn.functional.dropout(x_j, 0.4, self.training)))
+
 
 # Dropout at the input of a layer, as a module of its own, inside a layer's module and on attention.
 MODELS = (
@@ -58,7 +75,16 @@ MODELS = (
         lambda f, c: [hnn.GGCNConv(f, H, activation="relu", input_dropout=0.5), hnn.Dropout(0.5), hnn.GGCNConv(H, c)],
         lambda f, c: [],
     ),
-)
+    Model(  # torch_geometric's, unchanged: the first adds self-loops
+        "messages",
+        lambda f, c: [
+            hnn.PyGLayer(pyg.GATv2Conv(f, H, heads=2, dropout=0.5)), nn.Tanh(),
+            hnn.PyGLayer(pyg.SuperGATConv(2 * H, H, dropout=0.3)), nn.Tanh(),
+            hnn.PyGLayer(Sends(H, c)),
+        ],
+        lambda f, c: [],
+    ),
+)  # fmt: skip
 models = pytest.mark.parametrize("model", MODELS, ids=repr)
 
 
@@ -256,8 +282,6 @@ def two(layer):
 
 
 def pyg_attention():
-    import torch_geometric.nn as pyg
-
     return [hnn.PyGLayer(pyg.GATConv(6, H, heads=2, dropout=0.5)), nn.Tanh(), hnn.PyGLayer(pyg.GATConv(2 * H, 3))]
 
 

@@ -118,10 +118,11 @@ class Hgt(nn.Module):
 class Han(nn.Module):
     """Attention over relations twice, a skip past the first, and rows as they are at the end."""
 
-    def __init__(self):
+    def __init__(self, dropout=0.0):
         super().__init__()
         metadata = [*WIDTHS], [*RELATIONS]
-        self.a, self.b = pyg.HANConv(-1, H, metadata, heads=2), pyg.HANConv(H, H, metadata)
+        self.a = pyg.HANConv(-1, H, metadata, heads=2, dropout=dropout)
+        self.b = pyg.HANConv(H, H, metadata, dropout=dropout)
         self.lin = nn.Linear(2 * H, CLASSES)
 
     def forward(self, x_dict, edge_index_dict):
@@ -476,19 +477,61 @@ class Dropping(Net):
         return self.lin(x_dict["paper"])
 
 
-def test_dropout_draws_by_vertex():
-    def run(grain, **options):
-        torch.manual_seed(0)
-        artifact = prepare(problem(), *grain)
-        layers = hongtu.from_pyg(Dropping().double())
-        with model_is("dropping"):
-            trainer = hongtu.Trainer(artifact, layers, dtype=torch.float64, optimizer=sgd, **options)
-        return [trainer.train_epoch().loss for _ in range(2)]
+class Sends(pyg.MessagePassing):
+    """Somebody's own, which drops numbers of messages twice."""
 
-    expected = run((1, 1))
-    assert expected != pytest.approx(run((1, 1), seed=1), rel=1e-3)
-    for grain, options in ((4, 3), {}), ((1, 4), {"strategy": "none"}):
-        assert run(grain, **options) == pytest.approx(expected, rel=1e-10)
+    def __init__(self):
+        super().__init__(aggr="mean")
+        self.lin = pyg.Linear(-1, H)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=(self.lin(x[0]), None), size=(len(x[0]), len(x[1])))
+
+    def message(self, x_j):
+        return functional.dropout(functional.dropout(x_j, 0.4, self.training).tanh(), 0.2, self.training)
+
+
+def attends(source, name, destination):
+    """Attention whose shares are dropped, of all kinds that there are."""
+    options = {"dropout": 0.4, "add_self_loops": source == destination}
+    if name == "written":
+        return Sends()
+    if name == "at":
+        return pyg.TransformerConv((-1, -1), H, heads=2, concat=False, dropout=0.4)
+    kind = pyg.GATConv if name in ("cites", "writes") else pyg.GATv2Conv
+    return kind(-1 if source == destination else (-1, -1), H, heads=2, concat=False, **options)
+
+
+DROPPING = {"rows": Dropping, "messages": lambda: Net(attends), "han": functools.partial(Han, dropout=0.4)}
+
+
+def dropping(name, grain, **options):
+    """Losses, and the first gradients by name."""
+    torch.manual_seed(0)
+    layers = hongtu.from_pyg(DROPPING[name]().double())
+    with model_is("dropping", name):
+        trainer = hongtu.Trainer(prepare(problem(), *grain), layers, dtype=torch.float64, optimizer=sgd, **options)
+    records = [trainer.train_epoch()]
+    gradients = trainer.gradients()
+    records.append(trainer.train_epoch())
+    assert_counted(trainer, records[-1])
+    return [record.loss for record in records], gradients
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_draws_by_vertex_and_by_edge(name):
+    expected, gradients = dropping(name, (1, 1))
+    assert expected != pytest.approx(dropping(name, (1, 1), seed=1)[0], rel=1e-3)
+
+    def check(grain, **options):
+        losses, found = dropping(name, grain, **options)
+        assert losses == pytest.approx(expected, rel=1e-10)
+        for key, gradient in found.items():
+            torch.testing.assert_close(gradient, gradients[key], rtol=1e-9, atol=1e-10)
+
+    check((4, 3), strategy="paper")
+    check((1, 4), strategy="none")
+    run_ranks(2, lambda group: check((4, 3), ranks=group, dependencies="hybrid"))
 
 
 class Mixing(Net):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import typing
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hongtu.errors import InputError, names_known
 from hongtu.kernels.torch_private import copied
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
+from hongtu.nn.message_dropout import Edges, MessageDropout, drops_messages
 
 _OURS = (
     "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv",
@@ -55,6 +57,8 @@ class PyGLayer(Layer):
         self.square = square or self.updates_edges or not takes_pair(conv)
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
+        if drops_messages(conv):
+            self.message_dropout = MessageDropout()
         self._takes, self._takes_size = [*parameters], "size" in parameters
         self._of_ones_own = not type(conv).__module__.startswith("torch_geometric.")
         self.weighted = "edge_weight" in parameters
@@ -73,6 +77,17 @@ class PyGLayer(Layer):
                 pass
 
     def forward(self, block: Block, h: Tensor) -> Any:
+        if not hasattr(self, "message_dropout"):
+            return self._called(block, h)
+
+        @cache
+        def edges() -> Edges:
+            return Edges(block.edge_index, block.edge_ids, block.num_graph_edges + block.rows.ids)
+
+        with self.message_dropout.inside(self.conv, edges):
+            return self._called(block, h)
+
+    def _called(self, block: Block, h: Tensor) -> Any:
         bipartite = self._takes_size and not self._given_one
         options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
         if self.weighted and block.edge_weight is not None:
@@ -120,7 +135,7 @@ class PyGLayer(Layer):
                     failed = again
                 else:
                     self._given_one = True
-                    return self.forward(block, h)
+                    return self._called(block, h)
             if lacks and isinstance(error, AttributeError | TypeError):
                 raise InputError(
                     f"PyGLayer({name}): its forward fails without {lacks[0]} ({failed}); hand it on, as conv(x, "
