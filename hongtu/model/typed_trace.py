@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +42,10 @@ def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
     except InputError:
         raise
     except Exception as error:  # whatever a forward does
+        if not root.rows_are_named:  # parameters may have as many rows as a type has vertices, and be none
+            root.rows_are_named = True
+            with suppress(InputError):
+                return trace_typed(root, title)
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         remedy = (
             f"it is called with x_dict and edge_index_dict of the types {', '.join(root.types.names)} on a small "
@@ -94,6 +99,7 @@ class TypedRoot(nn.Module):
         self.names = [argument.name for argument in parameters if argument.kind not in several]
         needed = [p.name for p in parameters if p.default is p.empty and p.kind not in several]
         self.of_data = len(needed) == 1 and len(self.names) == 1
+        self.rows_are_named = False
         self.beside = {}
         for name in () if self.of_data else self.names[2:]:
             known = name.removesuffix("_dict")
@@ -124,13 +130,16 @@ class TypedRoot(nn.Module):
         return self.model(rows, edges[EDGE_INDEX], **beside)
 
     def kind_of(self, target: str) -> str | None:
-        """The type without features that a parameter has a row for each vertex of; the one in its name, of several."""
+        """The type without features that a parameter has a row for each vertex of; the one in its name, of several.
+        With ``rows_are_named`` only embeddings, and parameters with a type in their names, have such rows."""
         found, types = operator.attrgetter(target)(self), self.types
         if not isinstance(found, nn.Parameter) or found.ndim != 2:
             return None
         sizes = zip(types.names, types.counts, types.widths, strict=True)
         kinds = [name for name, count, width in sizes if width == 0 and count == len(found)]
-        return next((name for name in kinds if name in target.split(".")), kinds[0] if len(kinds) == 1 else None)
+        owner = operator.attrgetter(target.rpartition(".")[0])(self)
+        alone = len(kinds) == 1 and (not self.rows_are_named or isinstance(owner, nn.Embedding))
+        return next((name for name in kinds if name in target.split(".")), kinds[0] if alone else None)
 
     @cached_property
     def examples(self) -> dict[str, Any]:

@@ -685,7 +685,7 @@ def test_relations_between_vertices_of_one_type(kind):
         torch.from_numpy(whole.features).double(), whole.edge_index, torch.from_numpy(whole.edge_type).long()
     )
     trainer = hongtu.Trainer(prepare(whole, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
-    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(trainer.predict(), {k: x.detach() for k, x in expected.items()}, rtol=1e-9, atol=1e-9)
 
 
 def test_a_learned_row_for_every_vertex():
@@ -696,6 +696,46 @@ def test_a_learned_row_for_every_vertex():
     )
     losses = [trainer.train_epoch().loss for _ in range(8)]
     assert losses[-1] < 0.7 * losses[0] and trainer.predict().shape == (45, CLASSES)
+
+
+class Shared(nn.Module):
+    """Learned rows of types without features, and a parameter for all rows of as many."""
+
+    def __init__(self, counts, shape, use):
+        super().__init__()
+        self.rows = nn.ModuleDict({kind: nn.Embedding(n, H) for kind, n in zip(WIDTHS, counts, strict=True)})
+        self.shared, self.use = nn.Parameter(torch.randn(shape)), use
+        self.convs = nn.ModuleList(pyg.HeteroConv({r: pyg.SAGEConv(-1, H) for r in RELATIONS}) for _ in range(2))
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = x_dict | {kind: self.rows[kind].weight for kind in ("author", "venue")}
+        first, second = self.convs
+        h = {kind: self.use(x.tanh(), self.shared) for kind, x in first(x_dict, edge_index_dict).items()}
+        h = second(h, edge_index_dict)
+        return {kind: h[kind] for kind in ("paper", "author")}
+
+
+@pytest.mark.parametrize(
+    ("counts", "shape", "use"),
+    [
+        ((45, 20, 1), (1, H), torch.add),
+        ((45, 1, 1), (1, 1), torch.mul),
+        ((45, 20, H), (H, H), torch.matmul),
+        ((45, H, 3), (H, 2 * H), torch.matmul),
+    ],
+    ids=str,
+)
+def test_a_parameter_with_as_many_rows_as_a_type_has_vertices(counts, shape, use):
+    torch.manual_seed(0)
+    which, model = (0, counts, False, True), Shared(counts, shape, use)
+    data = graph(*which)
+    with torch.no_grad():
+        model(data.x_dict, data.edge_index_dict)
+    model.double()
+    expected = model({"paper": data["paper"].x.double()}, data.edge_index_dict)
+    with model_is("shared", shape):
+        trainer = hongtu.Trainer(prepare(problem(*which), 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
+    torch.testing.assert_close(trainer.predict(), {k: x.detach() for k, x in expected.items()}, rtol=1e-9, atol=1e-9)
 
 
 def test_a_manifest_whose_types_do_not_fit_is_refused(tmp_path):
