@@ -96,22 +96,25 @@ class TypedRoot(nn.Module):
         self.has = [name for name, given in zip(OF_EDGES, (True, *of_edges), strict=True) if given]
         parameters = inspect.signature(model.forward).parameters.values()
         several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        self.names = [argument.name for argument in parameters if argument.kind not in several]
+        names = [argument.name for argument in parameters if argument.kind not in several]
         needed = [p.name for p in parameters if p.default is p.empty and p.kind not in several]
-        self.of_data = len(needed) == 1 and len(self.names) == 1
+        known = {name: "edge_index" if "adj" in name else name.removesuffix("_dict") for name in names}
+        first = {base: name for name, base in reversed(known.items())}
+        self.named = {name: base for base, name in first.items() if base in ("x", *self.has)}
+        self.of_data = len(needed) == 1 and EDGE_INDEX not in self.named.values()
         self.rows_are_named = False
-        self.beside = {}
-        for name in () if self.of_data else self.names[2:]:
-            known = name.removesuffix("_dict")
-            if known in self.has[1:]:
-                self.beside[name] = known
-            elif name in needed:
+        for name in () if self.of_data else needed:
+            left = [base for base in ("x", EDGE_INDEX) if base not in self.named.values()]
+            if name in self.named:
+                continue
+            if not left or known[name] in OF_EDGES:
                 raise InputError(
                     f"{title}.forward asks for {name!r}, and there are x_dict, "
-                    f"{', '.join(f'{known}_dict' for known in self.has)} of the graph; give it a default"
-                    + f", or preprocess a HeteroData with data[relation].{known}"
-                    * (known in OF_EDGES)
+                    f"{', '.join(f'{base}_dict' for base in self.has)} of the graph; give it a default"
+                    + f", or preprocess a HeteroData with data[relation].{known[name]}"
+                    * (known[name] in OF_EDGES)
                 )
+            self.named[name] = left[0]
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any) -> Any:
         rows = {name: x[name] for name, width in zip(self.types.names, self.types.widths, strict=True) if width}
@@ -121,13 +124,13 @@ class TypedRoot(nn.Module):
         if self.of_data:
             stores: dict[Any, dict[str, Any]] = {name: {} for name in self.types.names}
             stores |= {relation: {} for relation in self.types.relations}
-            by_name: dict[str, dict[Any, Any]] = {"x": rows, **edges}
-            for name, of in by_name.items():
+            by_base: dict[str, dict[Any, Any]] = {"x": rows, **edges}
+            for name, of in by_base.items():
                 for key, value in of.items():
                     stores[key][name] = value
             return self.model(_Data(stores))
-        beside = {name: edges[known] for name, known in self.beside.items()}
-        return self.model(rows, edges[EDGE_INDEX], **beside)
+        by_name = {name: rows if base == "x" else edges[base] for name, base in self.named.items()}
+        return self.model(**by_name) if by_name else self.model(rows, edges[EDGE_INDEX])
 
     def kind_of(self, target: str) -> str | None:
         """The type without features that a parameter has a row for each vertex of; the one in its name, of several.

@@ -698,6 +698,41 @@ def test_a_learned_row_for_every_vertex():
     assert losses[-1] < 0.7 * losses[0] and trainer.predict().shape == (45, CLASSES)
 
 
+class Swapped(Net):
+    def forward(self, edge_index_dict, x_dict, x=None):
+        assert x is None
+        return super().forward(x_dict, edge_index_dict)
+
+
+class Unnamed(Net):
+    def forward(self, features, adjacency):
+        return super().forward(features, adjacency)
+
+
+class Between(Net):
+    def forward(self, x_dict, edge_attr_dict, edge_index_dict, num_sampled=None):
+        assert not any(isinstance(ends, dict) for ends in edge_attr_dict.values()) and num_sampled is None
+        return super().forward(x_dict, edge_index_dict)
+
+
+class WithDevice(Net):
+    def forward(self, batch, device="cpu"):
+        return super().forward(batch.x_dict, batch.edge_index_dict)
+
+
+@pytest.mark.parametrize("kind", [Swapped, Unnamed, Between, WithDevice])
+def test_arguments_by_name_and_in_their_order(kind):
+    torch.manual_seed(0)
+    model, data = kind(documented), graph()
+    with torch.no_grad():
+        Net.forward(model, data.x_dict, data.edge_index_dict)
+    model.double()
+    expected = Net.forward(model, {name: x.double() for name, x in data.x_dict.items()}, data.edge_index_dict)
+    with model_is("documented", (0, (45, 20, 3))):
+        trainer = hongtu.Trainer(prepare(problem(), 2, 2), hongtu.from_pyg(model), dtype=torch.float64)
+    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-9, atol=1e-9)
+
+
 class Shared(nn.Module):
     """Learned rows of types without features, and a parameter for all rows of as many."""
 
