@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hongtu.cuda_ext.arguments import (
     FLOATS,
+    HALVES,
     MAX_BLOCKS,
     address,
     block_of,
@@ -49,7 +50,7 @@ def copy_rows(
 
     Args:
         src: [N, F]; may be in pinned host memory, which a GPU reads at the same address. float32 or float64,
-            as ``dst``.
+            as ``dst``, or one of the two is bfloat16 and the other float32.
         src_index: int32 [K], or None for all rows in order.
         dst: [M, F]; may be in pinned host memory as well.
         dst_index: int32 [K], unique, or None for all rows in order.
@@ -196,10 +197,10 @@ def _move(
     wide: bool,
 ) -> None:
     """Launch what copies or adds rows; ``wide``: a lane may take several columns."""
-    dtype, copies = src.dtype, name == "copy_rows"
-    kernel = "copy_rows" if copies else "add_rows"
-    if dtype not in FLOATS or dst.dtype is not dtype:
-        refuse(kernel, "src and dst", "dtypes", (dtype, dst.dtype), "float32 or float64, both the same")
+    dtypes, copies = (src.dtype, dst.dtype), name == "copy_rows"
+    kernel, mixed = "copy_rows" if copies else "add_rows", HALVES.get(dtypes) if copies else None
+    if mixed is None and (src.dtype not in FLOATS or dst.dtype is not src.dtype):
+        refuse(kernel, "src and dst", "dtypes", dtypes, "float32 or float64, both the same")
     if src.dim() != 2:
         refuse(kernel, "src", "shape", tuple(src.shape), "two dimensions")
     rows, width = src.shape
@@ -207,14 +208,21 @@ def _move(
     count = rows if index is None else index.shape[0]
     dst_shape = (count if dst_index is None else dst.shape[0], width)
     src_shape = (count if src_index is None else rows, width)
-    src_at, src_stride, src_lanes = matrix(None, kernel, "src", src, dtype, src_shape)  # perhaps in pinned host memory
+    src_at, src_stride, src_lanes = matrix(None, kernel, "src", src, src.dtype, src_shape)  # perhaps in pinned memory
     src_index_at = optional(launcher, kernel, "src_index", src_index, torch.int32, count)
-    dst_at, dst_stride, dst_lanes = matrix(None if copies else launcher, kernel, "dst", dst, dtype, dst_shape)
+    dst_at, dst_stride, dst_lanes = matrix(None if copies else launcher, kernel, "dst", dst, dst.dtype, dst_shape)
     dst_index_at = optional(launcher, kernel, "dst_index", dst_index, torch.int32, count)
-    elements = lane_elements(dtype, src_lanes, dst_lanes) if wide else 1
+    elements = 1
+    if wide and mixed is None:
+        elements = lane_elements(src.dtype, src_lanes, dst_lanes)
+    elif wide:
+        halves, floats = (src_lanes, dst_lanes) if src.dtype is torch.bfloat16 else (dst_lanes, src_lanes)
+        elements = lane_elements(torch.float32, floats, 2 * halves)
     args = (src_at, src_index_at, dst_at, dst_index_at, src_stride, dst_stride, count, width)
     tensors = (src, src_index, dst, dst_index)
-    _launch_rows(launcher, stream, f"{name}_{FLOATS[dtype]}x{elements}", args, elements, max_blocks, tensors)
+    _launch_rows(
+        launcher, stream, f"{name}_{mixed or FLOATS[src.dtype]}x{elements}", args, elements, max_blocks, tensors
+    )
 
 
 def _launch_rows(

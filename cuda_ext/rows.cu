@@ -30,10 +30,27 @@ __device__ __forceinline__ int past_line(const T* row, int64 width) {
     return (int)((uint64)row % 128 / bytes) * N;
 }
 
-// dst[dst_index[k]] = src[src_index[k]]
-template <class T, int N>
+// A bfloat16, which the host may have rows in: the upper half of a float, rounded to even; a NaN stays one.
+struct Half {
+    unsigned short bits;
+};
+template <class To, class From>
+__device__ __forceinline__ To as(From value) {
+    if constexpr (sizeof(To) > sizeof(From)) {
+        return __uint_as_float((unsigned)value.bits << 16);
+    } else if constexpr (sizeof(To) < sizeof(From)) {
+        const unsigned bits = __float_as_uint(value);
+        if (value != value) return To{0x7FC0};
+        return To{(unsigned short)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+    } else {
+        return value;
+    }
+}
+
+// dst[dst_index[k]] = src[src_index[k]], perhaps in other numbers
+template <class T, class To, int N>
 __device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* __restrict__ src_index,
-                                          T* __restrict__ dst, const int* __restrict__ dst_index, int64 src_stride,
+                                          To* __restrict__ dst, const int* __restrict__ dst_index, int64 src_stride,
                                           int64 dst_stride, int64 count, int64 width) {
     for (int64 k = first_group(); k < count; k += ROWS_AT_ONCE * group_step()) {
         unsigned row[ROWS_AT_ONCE], into[ROWS_AT_ONCE];
@@ -54,8 +71,12 @@ __device__ __forceinline__ void copy_rows(const T* __restrict__ src, const int* 
                 if (live(k, i, count) && f >= past[i] && f < past[i] + width) value[i] = load<N>(src + from[i] + f);
 #pragma unroll
             for (int i = 0; i < ROWS_AT_ONCE; i++)
-                if (live(k, i, count) && f >= past[i] && f < past[i] + width)
-                    store_some<N>(dst + to[i] + f, value[i], past[i] + width - f, true);
+                if (live(k, i, count) && f >= past[i] && f < past[i] + width) {
+                    Lane<To, N> given;
+#pragma unroll
+                    for (int n = 0; n < N; n++) given.at[n] = as<To>(value[i].at[n]);
+                    store_some<N>(dst + to[i] + f, given, past[i] + width - f, true);
+                }
         }
     }
 }
@@ -104,15 +125,19 @@ __device__ __forceinline__ void zero_rows(T* __restrict__ dst, const int* __rest
             store_some<N>(dst + (dst_index ? (int64)dst_index[k] : k) * dst_stride + f, zero, width - f, true);
 }
 
-#define COPY_ROWS(name, T, N)                                                                                      \
+#define COPY_ROWS(name, T, To, N)                                                                                  \
     KERNEL(name,                                                                                                   \
-           (const T* src, const int* src_index, T* dst, const int* dst_index, int64 src_stride, int64 dst_stride,  \
+           (const T* src, const int* src_index, To* dst, const int* dst_index, int64 src_stride, int64 dst_stride, \
             int64 count, int64 width),                                                                             \
-           (copy_rows<T, N>(src, src_index, dst, dst_index, src_stride, dst_stride, count, width)))
-COPY_ROWS(copy_rows_f32x4, float, 4)
-COPY_ROWS(copy_rows_f32x1, float, 1)
-COPY_ROWS(copy_rows_f64x2, double, 2)
-COPY_ROWS(copy_rows_f64x1, double, 1)
+           (copy_rows<T, To, N>(src, src_index, dst, dst_index, src_stride, dst_stride, count, width)))
+COPY_ROWS(copy_rows_f32x4, float, float, 4)
+COPY_ROWS(copy_rows_f32x1, float, float, 1)
+COPY_ROWS(copy_rows_f64x2, double, double, 2)
+COPY_ROWS(copy_rows_f64x1, double, double, 1)
+COPY_ROWS(copy_rows_bf16_f32x4, Half, float, 4)
+COPY_ROWS(copy_rows_bf16_f32x1, Half, float, 1)
+COPY_ROWS(copy_rows_f32_bf16x4, float, Half, 4)
+COPY_ROWS(copy_rows_f32_bf16x1, float, Half, 1)
 
 #define ADD_ROWS(name, T, N, HOW)                                                                                  \
     KERNEL(name,                                                                                                   \

@@ -103,6 +103,30 @@ class RowParity:
             [found] = machine.run(kernels.gather_rows, [src, rows], [nan(count, width, dtype=dtype)], shift)
             np.testing.assert_array_equal(found, src[rows])
 
+    @pytest.mark.pairs
+    @pytest.mark.parametrize("width", [1, 3, 4, 8, 12, 33, 64, 128, 258])
+    @pytest.mark.parametrize("shift", SHIFTS)
+    def test_copy_rows_to_and_from_bfloat16(self, machine, width, shift):
+        src, rows, slots = random(50, width, dtype=np.float32), unique(37, 50), unique(37, 60, seed=2)
+        src[rows[:6], 0] = np.nan, np.inf, -0.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 3e38  # halves of steps go to even
+        halves = torch.from_numpy(src).bfloat16()
+        bits, out = halves.view(torch.int16).numpy(), random(60, width, dtype=np.float32, seed=1)
+
+        def at(array, **options):
+            output = options.get("output", False)
+            made = machine.tensor(array, **lies(array, shift, moved=not output), **options)
+            return made.view(torch.bfloat16) if array.dtype == np.int16 else made
+
+        index, places = machine.tensor(rows), machine.tensor(slots)
+        for given, into in ((bits, out), (src, np.zeros((60, width), np.int16))):
+            found = at(into, output=True, host=given is src)
+            expected = found.cpu().clone()
+            expected[slots] = halves[rows].to(found.dtype)
+            there = at(given, host=given is bits)
+            kernels.copy_rows(machine.launcher, machine.stream, there, index, found, places)
+            machine.check()
+            torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
     @pytest.mark.parametrize("width", [1, 4, 7, 128, 257])
     def test_copy_rows_in_order_and_in_few_blocks(self, machine, width):
         src, slots = random(700, width, dtype=np.float32), unique(700, 701)

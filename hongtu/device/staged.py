@@ -158,11 +158,13 @@ class StagedDevice(Device):
         source_index: Tensor | None = None, target_index: Tensor | None = None,
     ) -> None:  # fmt: skip
         """All rows, or some of either."""
-        if source_index is None and target_index is None and target.is_contiguous():
+        alike = source.dtype == target.dtype  # else torch would make some memory of its own
+        if alike and source_index is None and target_index is None and target.is_contiguous():
             target.copy_(source, non_blocking=True)
         else:  # torch would make one beside it that is not apart
             self._copy_rows(source, source_index, target, target_index)
-        self.traffic.add(link, (target if target_index is None else source).nbytes)
+        rows = target if target_index is None else source
+        self.traffic.add(link, rows.numel() * min(source.itemsize, target.itemsize))
 
     def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:
         if self._reaches(src) and self._reaches(dst):
@@ -174,7 +176,7 @@ class StagedDevice(Device):
         if dst_index is None:
             dst.copy_(rows)
         else:
-            dst.index_copy_(0, dst_index.to(dst.device).long(), rows.to(dst.device))
+            dst.index_copy_(0, dst_index.to(dst.device).long(), rows.to(dst))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.where)

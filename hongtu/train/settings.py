@@ -279,5 +279,5 @@ class RunSpec:
     def _check_narrow(self, title: str) -> None:
         if self.dtype != torch.float32:
             raise InputError(f"{title}rows are narrower than float32, and dtype is {self.dtype}; leave one out")
-        if self.hardware.staged or self.backend.pinned is not None:
-            raise InputError(f"{title}GPUs read the host's rows in float32; use the CPU")
+        if self.gradient_dtype and (self.hardware.staged or self.backend.pinned is not None):
+            raise InputError(f"{title}the host adds gradients of GPUs up in float32; use the CPU, or host_dtype alone")
