@@ -18,7 +18,11 @@ THREADS = 256  # per block; as in shared.cuh, like HUB
 HUB = 512  # in-edges above which a destination is cut into slices
 MAX_BLOCKS = 2**31 - 1
 FLOATS = {torch.float32: "f32", torch.float64: "f64"}
-HALVES = {(torch.bfloat16, torch.float32): "bf16_f32", (torch.float32, torch.bfloat16): "f32_bf16"}  # copied rows'
+HALVES = {  # of copied rows
+    (torch.bfloat16, torch.float32): "bf16_f32",
+    (torch.float32, torch.bfloat16): "f32_bf16",
+    (torch.bfloat16, torch.bfloat16): "bf16",
+}
 LANE_ELEMENTS = {torch.float32: 4, torch.float64: 2}  # 16 bytes
 # Of rows: the address of the first; elements from one to the next; and a number that is a multiple of 16, or of 8 for
 # bfloat16, where lanes of as many bytes are aligned in every row, and the last one lies in the rows' memory.

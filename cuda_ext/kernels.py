@@ -50,7 +50,7 @@ def copy_rows(
 
     Args:
         src: [N, F]; may be in pinned host memory, which a GPU reads at the same address. float32 or float64,
-            as ``dst``, or one of the two is bfloat16 and the other float32.
+            as ``dst``, or one of the two is bfloat16 and the other that or float32.
         src_index: int32 [K], or None for all rows in order.
         dst: [M, F]; may be in pinned host memory as well.
         dst_index: int32 [K], unique, or None for all rows in order.
@@ -216,8 +216,10 @@ def _move(
     if wide and mixed is None:
         elements = lane_elements(src.dtype, src_lanes, dst_lanes)
     elif wide:
-        halves, floats = (src_lanes, dst_lanes) if src.dtype is torch.bfloat16 else (dst_lanes, src_lanes)
-        elements = lane_elements(torch.float32, floats, 2 * halves)
+        of_half = (
+            lanes << (dtype is torch.bfloat16) for dtype, lanes in zip(dtypes, (src_lanes, dst_lanes), strict=True)
+        )
+        elements = lane_elements(torch.float32, *of_half)
     args = (src_at, src_index_at, dst_at, dst_index_at, src_stride, dst_stride, count, width)
     tensors = (src, src_index, dst, dst_index)
     _launch_rows(

@@ -138,6 +138,8 @@ COPY_ROWS(copy_rows_bf16_f32x4, Half, float, 4)
 COPY_ROWS(copy_rows_bf16_f32x1, Half, float, 1)
 COPY_ROWS(copy_rows_f32_bf16x4, float, Half, 4)
 COPY_ROWS(copy_rows_f32_bf16x1, float, Half, 1)
+COPY_ROWS(copy_rows_bf16x4, Half, Half, 4)
+COPY_ROWS(copy_rows_bf16x1, Half, Half, 1)
 
 #define ADD_ROWS(name, T, N, HOW)                                                                                  \
     KERNEL(name,                                                                                                   \

@@ -6,14 +6,14 @@ import numpy as np
 
 from hongtu.device.base import Stores
 from hongtu.host import in_parts
-from hongtu.kernels.rows import put_address, put_rows_alone
+from hongtu.kernels.rows import put_address, put_halves_alone, put_rows_alone
 
 
 class Put:
     """Work of the ``host`` stream: ``host[index] = rows`` where ``stores`` says so, else ``+=``.
 
     Args:
-        rows, host: [D, F] and [N, F], of one dtype.
+        rows, host: [D, F] and [N, F], of one dtype; int16: the bits of bfloat16.
         index: int32 [D], different rows, or None: the first D.
     """
 
@@ -39,11 +39,12 @@ def put_rows(rows: np.ndarray, host: np.ndarray, index: np.ndarray | None, store
     """What ``Put`` does, on several threads where it is much."""
 
     def put(part: slice) -> None:
-        if index is None and stores is False:
+        halves = rows.dtype == np.int16
+        if index is None and stores is False and not halves:
             np.add(host[part], rows[part], out=host[part])
             return
         to = np.arange(part.start, part.stop, dtype=np.int32) if index is None else index[part]
         flags = stores[part] if isinstance(stores, np.ndarray) else np.full(len(to), stores)
-        put_rows_alone(rows[part], host, to, flags)
+        (put_halves_alone if halves else put_rows_alone)(rows[part], host, to, flags)
 
     in_parts(put, len(rows), rows.nbytes)

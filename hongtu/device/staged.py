@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hongtu.device.base import Chosen, Device, Stores
 from hongtu.device.host_work import Put
+from hongtu.device.memory import as_numpy
 from hongtu.device.pool import Make, Pool
 from hongtu.device.script import Script, Source, Typed, scripts_of, typed
 from hongtu.device.slab import Slab
@@ -151,20 +152,20 @@ class StagedDevice(Device):
 
         self.streams.flush.run(copy)
         self.streams.host.wait(self.streams.flush.record(), "add: the rows have arrived")
-        self.streams.host.run(Put(staging.numpy(), host.numpy(), index, stores))
+        self.streams.host.run(Put(as_numpy(staging), as_numpy(host), index, stores))
 
     def _copy(
         self, link: str, source: Tensor, target: Tensor, *,
         source_index: Tensor | None = None, target_index: Tensor | None = None,
     ) -> None:  # fmt: skip
         """All rows, or some of either."""
-        alike = source.dtype == target.dtype  # else torch would make some memory of its own
-        if alike and source_index is None and target_index is None and target.is_contiguous():
+        rounds = source.dtype != target.dtype and torch.bfloat16 in (source.dtype, target.dtype)
+        if not rounds and source_index is None and target_index is None and target.is_contiguous():
             target.copy_(source, non_blocking=True)
-        else:  # torch would make one beside it that is not apart
+        else:  # torch would make one beside it that is not apart, or has other numbers
             self._copy_rows(source, source_index, target, target_index)
         rows = target if target_index is None else source
-        self.traffic.add(link, rows.numel() * min(source.itemsize, target.itemsize))
+        self.traffic.add(link, rows.numel() * 2 if rounds else rows.nbytes)
 
     def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:
         if self._reaches(src) and self._reaches(dst):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import torch
 
 WIDE = 16  # channels of a head from which heads are summed up one by one
 STEP = 1 << 18  # features of edges at hand at a time: fresh memory for all of them takes longer than their sums
@@ -336,6 +337,14 @@ def put_rows_alone(src, dst, dst_index, stores):
     adds, count = ~stores, len(dst_index)
     dst[dst_index[stores]] = src[:count][stores]
     np.add.at(dst, dst_index[adds], src[:count][adds])
+
+
+def put_halves_alone(src, dst, dst_index, stores):
+    """``put_rows_alone`` of rows in bfloat16, by their bits int16, ``dst_index`` unique."""
+    rows = torch.from_numpy(src[: len(dst_index)]).view(torch.bfloat16)
+    there = torch.from_numpy(dst[dst_index]).view(torch.bfloat16)
+    total = torch.where(torch.from_numpy(stores)[:, None], rows, (rows.float() + there.float()).bfloat16())
+    dst[dst_index] = total.view(torch.int16).numpy()
 
 
 def gather_rows(src, index, out):

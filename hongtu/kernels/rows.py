@@ -69,9 +69,31 @@ def put_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stor
         put_row(src, k, dst, dst_index[k], stores[k])
 
 
+@compiled(inline="always")
+def put_half_row(src: np.ndarray, row: int, dst: np.ndarray, to: int, store: bool) -> None:
+    """``put_row`` of rows in bfloat16, by their bits: a sum is float32's, rounded to even."""
+    for f in range(dst.shape[1]):
+        if store:
+            dst[to, f] = src[row, f]
+        else:
+            one = np.uint32(np.uint32(np.uint16(src[row, f])) << np.uint32(16)).view(np.float32)
+            total = one + np.uint32(np.uint32(np.uint16(dst[to, f])) << np.uint32(16)).view(np.float32)
+            bits = np.float32(total).view(np.uint32)
+            even = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+            dst[to, f] = np.int16(even >> np.uint32(16)) if total == total else np.int16(0x7FC0)
+
+
+@compiled(plain=reference.put_halves_alone, until=MANY)
+def put_halves_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stores: np.ndarray) -> None:
+    """``put_rows_alone`` of rows in bfloat16, by their bits, int16; ``dst_index`` unique."""
+    for k in range(len(dst_index)):
+        put_half_row(src, k, dst, dst_index[k], stores[k])
+
+
 @cache
 def put_address(dtype: np.dtype) -> int:
-    """The address of a C function that does ``put_rows_alone`` of rows of a dtype; it takes no lock of Python's.
+    """The address of a C function that does ``put_rows_alone`` of rows of a dtype, or ``put_halves_alone`` of int16; it
+    takes no lock of Python's.
 
     Its one argument points to seven int64: the addresses of src, dst, dst_index and stores, then K, M and F.
     """
@@ -88,7 +110,7 @@ def put_address(dtype: np.dtype) -> int:
 
         return types.voidptr(types.int64), generate
 
-    kind, put_one = numba.from_dtype(dtype), put_row.dispatcher
+    kind, put_one = numba.from_dtype(dtype), (put_half_row if dtype == np.int16 else put_row).dispatcher
 
     @numba.cfunc(types.void(types.voidptr))
     def put(given: Any) -> None:

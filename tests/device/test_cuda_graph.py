@@ -16,6 +16,7 @@ from hongtu.device.capture import CaptureError
 from hongtu.device.cuda import CudaStream
 from hongtu.device.cuda_graph import GraphRecorder, HostStream
 from hongtu.device.host_work import Put
+from hongtu.device.memory import as_numpy
 from hongtu.errors import DeviceOutOfMemory, InputError
 
 WHERE = torch.device("cuda", 0)
@@ -173,15 +174,22 @@ def test_other_work_of_the_host_and_a_driver_that_refuses_end_a_capture(cuda):
         recorder.capture(lambda: host.run(Put(rows, rows.copy(), None, False)), lambda: None)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
 @pytest.mark.parametrize("index", [None, [5, 0, 3]])
 @pytest.mark.parametrize("stores", [True, False, [True, False, True]])
 def test_a_function_of_a_graph_does_what_the_thread_does(dtype, index, stores):
-    rows = np.random.default_rng(0).normal(size=(3, 5)).astype(dtype)
-    expected, found = (np.arange(35, dtype=dtype).reshape(7, 5) for _ in range(2))
+    rows, there = np.random.default_rng(0).normal(size=(3, 5)), np.arange(35.0).reshape(7, 5)
+    rows[1, :3] = np.nan, np.inf, 1 + 2.0**-7  # of which a sum lies half-way
+    if dtype == np.int16:  # bits of bfloat16
+        rows, there = (as_numpy(torch.from_numpy(x).bfloat16()) for x in (rows, there))
+    rows, expected, found = rows.astype(dtype), there.astype(dtype), there.astype(dtype)
     index = None if index is None else np.int32(index)
     stores = np.array(stores) if isinstance(stores, list) else stores
     Put(rows, expected, index, stores)()
     function, given, held = Put(rows, found, index, stores).native()
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(given)
-    assert np.array_equal(found, expected) and held
+    found, expected = (torch.from_numpy(x) for x in (found, expected))
+    if dtype == np.int16:
+        found, expected = found.view(torch.bfloat16), expected.view(torch.bfloat16)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert held

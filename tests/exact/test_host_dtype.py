@@ -97,17 +97,20 @@ def test_on_a_disk_and_beside_it(model, grain, kept, gradient_dtype, tmp_path):
 
 @pytest.mark.long(sample=4)
 @pytest.mark.most(8)
+@pytest.mark.parametrize("gradient_dtype", (None, "bf16"))
 @pytest.mark.parametrize("detours", (False, True))
 @pytest.mark.parametrize("budget", ("smallest", None))
 @pytest.mark.parametrize("grain", GRAINS, ids=lambda grain: f"m{grain[0]}n{grain[1]}")
 @pytest.mark.parametrize("model", MODELS, ids=repr)
-def test_devices_with_memory_of_their_own(model, grain, budget, detours):
+def test_devices_with_memory_of_their_own(model, grain, budget, detours, gradient_dtype):
     """Kernels of a GPU read and write rows of the host, or, where they reach none, the host does."""
-    device = SimulatedBackend(seed=3, detours=detours)
-    options = {"device": device, "device_memory": budget, "strategy": hongtu.Strategy(resident=False)}
+    device, strategy = SimulatedBackend(seed=3, detours=detours), hongtu.Strategy(resident=False)
+    options = {"device": device, "device_memory": budget, "strategy": strategy, "gradient_dtype": gradient_dtype}
     expected, record = check(*pair(model, grain, **options), epochs=2)
     if record.rows["load"] == expected.rows["load"]:
         assert record.bytes["load"] == expected.bytes["load"] / 2
+    if gradient_dtype and record.rows["flush"] == expected.rows["flush"]:
+        assert record.bytes["flush"] == expected.bytes["flush"] / 2
 
 
 @pytest.mark.parametrize("problem", (problems.odd_widths, problems.whole_lines))
@@ -122,10 +125,12 @@ def test_kernels_round_as_the_processor_does(model, problem):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("gradient_dtype", (None, "bf16"))
 @pytest.mark.parametrize("kept", (0, 2))
-def test_devices_with_memory_of_their_own_and_a_disk(kept, tmp_path):
+def test_devices_with_memory_of_their_own_and_a_disk(kept, gradient_dtype, tmp_path):
     with on_disk(tmp_path, lambda plan, limit: everything(plan, limit, kept=kept)) as spills:
-        exact, narrow = pair(SIX[1], (2, 4), device=SimulatedBackend(seed=4), device_memory="smallest", **spills)
+        spills |= {"device": SimulatedBackend(seed=4), "gradient_dtype": gradient_dtype}
+        exact, narrow = pair(SIX[1], (2, 4), device_memory="smallest", **spills)
     expected, record = check(exact, narrow, epochs=2)
     assert 0 < record.bytes["disk"] < expected.bytes["disk"]
 
@@ -167,7 +172,6 @@ def test_learned_rows_and_sparse_features_stay_as_they_are(tmp_path):
     ({"host_dtype": "float16"}, "host_dtype is 'float16': expected torch.bfloat16"),
     ({"host_dtype": "bf16", "dtype": torch.float64}, "narrower than float32, and dtype is torch.float64"),
     ({"gradient_dtype": "bf8"}, "gradient_dtype is 'bf8': expected torch.bfloat16"),
-    ({"gradient_dtype": "bf16", "device": "simulated"}, r"--gradient-dtype\): the host adds gradients of GPUs up in"),
 ])  # fmt: skip
 def test_refused(options, message):
     with pytest.raises(InputError, match=message):

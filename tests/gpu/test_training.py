@@ -90,6 +90,20 @@ def test_dropout_draws_the_same_numbers_as_on_the_cpu():
     assert found["cuda"] == pytest.approx(found["cpu"], rel=1e-9)
 
 
+@pytest.mark.parametrize("capture", (False, True))
+def test_rows_of_the_host_in_bfloat16_are_near(capture):
+    options = {"device": "cuda", "dtype": torch.float32, "device_memory": "smallest"}
+    options["strategy"] = replace(Strategy(), resident=False, capture=capture)
+    found = []
+    for narrow in ({}, {"host_dtype": "bf16", "gradient_dtype": "bf16"}):
+        torch.manual_seed(0)
+        trainer = training.make_trainer(SIX[1], problems.awkward(), (2, 4), **options, **narrow)
+        records = [trainer.train_epoch() for _ in range(4)]
+        training.assert_counted(trainer, records[-1])
+        found.append([record.loss for record in records])
+    assert found[1] == pytest.approx(found[0], rel=2.0**-5)
+
+
 def test_prediction_and_evaluation():
     trainer = training.make_trainer(SIX[0], problems.awkward(), (4, 8), device="cuda")
     beside = training.make_trainer(SIX[0], problems.awkward(), (4, 8))

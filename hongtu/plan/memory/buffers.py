@@ -5,6 +5,7 @@ Legend: D destinations, S sources, E in-edges of a chunk; a buffer has room for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hongtu.hardware import padded
@@ -20,7 +21,7 @@ class Buffer:
 
     Attributes:
         shape: rows, or (rows, columns).
-        dtype: "float" (the run's dtype), "int32", "int64", "bool" or "uint8".
+        dtype: "float" (the run's dtype), "bfloat16", "int32", "int64", "bool" or "uint8".
         sets: how many of them: copies of one batch fill a set while another batch computes from its own.
         padded: its rows are apart, as ``hardware.padded`` says: vertex rows that kernels of a GPU read.
     """
@@ -90,12 +91,13 @@ def _exchange_buffers(p: Pass, limits: list[BatchLimits], device: int) -> dict[s
 
 
 def staged(
-    plan: Placement, p: Pass, device: int, buffers: dict[str, Buffer]
+    plan: Placement, p: Pass, device: int, buffers: dict[str, Buffer], host_dtype: Callable[[str], str]
 ) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
     """The buffers of a pass where device and host have memories of their own.
 
     Args:
         buffers: those it has anyway.
+        host_dtype: what the host has rows of a tensor in.
 
     Returns:
         the buffers on the device, rows on their way to the host among them, which are as they will be there, and the
@@ -104,10 +106,11 @@ def staged(
     passes, most, sets = plan.passes, device_entries(plan.view(p))[device].most, plan.choice.staging
     rows, width = (*p.inputs, *p.gradients, "aggregate"), passes.width
     leaving = (name for name in p.written if name not in plan.resident)
-    away = {name: Buffer((most[passes.over(name)], width[name]), FLOAT) for name in leaving}
+    away = {name: Buffer((most[passes.over(name)], width[name]), host_dtype(name)) for name in leaving}
     on_device = buffers | {f"deliver {name}": buffer for name, buffer in away.items()}
     if p.flush is not None and p.flush not in plan.resident:
-        on_device["flush_rows"] = Buffer((plan.limits_of(p)[device].loads, width[p.flush]), FLOAT)
+        shape = plan.limits_of(p)[device].loads, width[p.flush]
+        on_device["flush_rows"] = Buffer(shape, host_dtype(p.flush))
     host = {name: buffer for name, buffer in buffers.items() if name not in rows}
     host |= {f"add {name}": away[name] for name in p.direct if name in away}
     if "flush_rows" in on_device:

@@ -144,7 +144,7 @@ class PlannedMemory(HostPlacement):
 
     def _buffers(self, p: Pass, device: int) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
         own = pass_buffers(self, p, device)
-        return staged(self, p, device, own) if self.choice.staging else (own, {})
+        return staged(self, p, device, own, self.host_dtype) if self.choice.staging else (own, {})
 
     def capacity(self, p: Pass, device: int) -> int:
         """Slots of a pass's caches; the fewest that work where its transfers are not planned."""
