@@ -110,9 +110,10 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
 def constant_layers(network: Network, form: GraphForm) -> int:
     """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
     aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
-    if any(is_random(module) or drops(module) for module in _around_input(network)):
-        return 0
-    if any(_has_buffers(module) or is_altered(module) for _, module in network.row_modules[0]):
+    first = network.layers[0]
+    calls = type(first).transform not in (Layer.transform, WholeGraphNorm.transform)
+    own = [first] if calls or getattr(first, "drop_edges", None) is not None else []  # whose methods stage 0 may call
+    if any(map(_draws, own)) or any(_changes(module) for _, module in network.row_modules[0]):
         return 0
     with modes_kept(network.modules), _differentiated(network):
         found, _ = _run(network, form, training=network.modules.training)
@@ -124,26 +125,18 @@ def constant_layers(network: Network, form: GraphForm) -> int:
     return len(network.layers)
 
 
-def _around_input(network: Network) -> list[nn.Module]:
-    """The modules whose methods stage 0 may call."""
-    first = network.layers[0]
-    calls = type(first).transform not in (Layer.transform, WholeGraphNorm.transform)
-    own = [first] if calls or getattr(first, "drop_edges", None) is not None else []
-    return own + [module for _, module in network.row_modules[0]]
-
-
 def _around_stage(network: Network, index: int) -> list[nn.Module]:
     """The modules whose methods an inner stage may call."""
     return [*network.layers[index - 1 : index + 1], *(module for _, module in network.row_modules[index])]
 
 
+def _draws(module: nn.Module) -> bool:
+    return is_random(module) or drops(module)
+
+
 def _changes(module: nn.Module) -> bool:
     """Whether a module without trained parameters may give something else in the next epoch."""
-    return is_random(module) or drops(module) or _has_buffers(module) or is_altered(module)
-
-
-def _has_buffers(module: nn.Module) -> bool:
-    return next(module.buffers(), None) is not None
+    return _draws(module) or next(module.buffers(), None) is not None or is_altered(module)
 
 
 @contextmanager
