@@ -66,12 +66,11 @@ def trace(network: Network, form: GraphForm) -> Traced:
         torch.no_grad(),
         torch.random.fork_rng(devices=[]),
         network.without_autocast(),
+        _buffers_left(network),
     ):
-        versions = _buffer_versions(network)
         found, _ = _run(network, form, training=False)
         with torch.enable_grad():  # to see what depends on a parameter that is trained
             trained, _ = _run(network, form, training=True)
-        _check_buffers(network, versions)
     merged = _common(found, trained)
     network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
     network.forms.same_as = {value.number: value.same_as for value in merged.values}
@@ -230,15 +229,17 @@ def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 
     return Traced(tuple(layers), tuple(values), out.shape[1]), out
 
 
-def _buffer_versions(network: Network) -> dict[str, int]:
-    """How many times every buffer was written to."""
-    return {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
+@contextmanager
+def _buffers_left(network: Network) -> Iterator[None]:
+    """Inside, no module may update a buffer when it runs: it would once per chunk and again in recomputation.
 
-
-def _check_buffers(network: Network, before: dict[str, int]) -> None:
-    """Refuse modules that update a buffer when they run: once per chunk and again in recomputation."""
-    for name, version in _buffer_versions(network).items():
-        if before.get(name) != version:
+    Raises:
+        InputError: naming the buffer.
+    """
+    before = {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
+    yield
+    for name, buffer in network.modules.named_buffers():
+        if before.get(name) != times_written(buffer):
             raise InputError(
                 f"{network.title(int(name.split('.')[0]))}: its buffer {name!r} changes in training, once per chunk "
                 "and recomputation instead of once per epoch; use a module without running state"
