@@ -84,12 +84,9 @@ class MeanLoss:
         self._chosen = [term.mask for term in given if isinstance(term, Unscored) and term.mask is not None]
         judged = task if self.trains or task == "links" else "multiclass"  # whose losses are judged by the output alone
         self._losses = [vertex_loss(term.loss, judged) for term in self._terms]
-        self._scale = []
+        self._scale = list[float]()
         held = dict(masks)
-        for k, term in enumerate(self._terms):
-            if not self.trains:
-                self._scale.append(0.0)
-                continue
+        for k, term in enumerate(self._terms if self.trains else ()):
             mask = mask_of(term.mask, masks, original_id)
             if isinstance(loss := self._losses[k], PerVertex):
                 self._check_labelled(loss, mask, original_id)
