@@ -18,11 +18,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """Inside, ``__torch_dispatch__`` gets every operation.
+    """Inside, ``see`` gets every operation, or ``__torch_dispatch__``, which runs it, where that is overridden.
 
-    Torch would keep its compiler away from that method with ten calls in Python for each operation; it compiles nothing
+    Torch would keep its compiler away from the latter with ten calls in Python for each operation; it compiles nothing
     while such a mode is on.
     """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return self.see(func, (*args, *(kwargs or {}).values()), out)
+
+    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
+        """What an operation gives in place of its result."""
+        raise NotImplementedError
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -64,26 +64,26 @@ class EdgeLoss:
     @property
     def nbytes(self) -> int:
         """Bytes that it holds for the whole run."""
-        return self._pairs.nbytes + self._decoder_bytes + self._beside_bytes
+        return self._pairs.nbytes + self._own_bytes
 
     @property
     def predicted_bytes(self) -> int:
-        """``nbytes`` by sizes alone; of a decoder its parameters and their gradients."""
-        return self._pairs.predicted_bytes + self._decoder_bytes + self._beside_bytes
+        """``nbytes`` by sizes alone."""
+        return self._pairs.predicted_bytes + self._own_bytes
 
     @property
-    def _beside_bytes(self) -> int:
-        """Of the loss over vertices: labels, a byte of terms, and a number of each row that has some."""
-        return 0 if self.beside is None else int(np.count_nonzero(self.beside.bits)) * (self.beside.label_bytes + 9)
+    def _own_bytes(self) -> int:
+        """Of a decoder its parameters and their gradients; of the loss over vertices labels, a byte of terms, and a
+        number of each row that has some."""
+        decoder = sum(p.nbytes * (2 if p.requires_grad else 1) for p in self._learned)
+        if self.beside is None:
+            return decoder
+        return decoder + int(np.count_nonzero(self.beside.bits)) * (self.beside.label_bytes + 9)
 
     @property
     def trains(self) -> bool:
         """Whether there is a vertex with a loss, where there is one over vertices; edges there are."""
         return self.beside is None or self.beside.trains
-
-    @property
-    def _decoder_bytes(self) -> int:
-        return sum(p.nbytes * (2 if p.requires_grad else 1) for p in self._learned)
 
     @property
     def _learned(self) -> list[nn.Parameter]:

@@ -72,18 +72,10 @@ class EdgeTargets(EdgeLoss):
         return [*super().modules, *self._mean.modules]
 
     @property
-    def nbytes(self) -> int:
-        return super().nbytes + self._target_bytes
-
-    @property
-    def predicted_bytes(self) -> int:
-        return super().predicted_bytes + self._target_bytes
-
-    @property
-    def _target_bytes(self) -> int:
-        """Of labels, of what each brings to the loss, and of three masks."""
+    def _own_bytes(self) -> int:
+        """Of labels, too, of what each brings to the loss, and of three masks."""
         own = self.labels.element_size() * self.labels[:1].numel()
-        return len(self.labels) * (own + self._mean.label_bytes + 4)
+        return super()._own_bytes + len(self.labels) * (own + self._mean.label_bytes + 4)
 
     def check_output(self, columns: int, dtype: torch.dtype) -> None:
         if self.beside is not None:

@@ -105,18 +105,6 @@ class ChangingProxy(fx.Proxy):
                 values.node.target = getattr(operator, _label(values.node, None)[1:])
         self.tracer.create_proxy("call_function", write_, (self, where, values), {})
 
-    def __len__(self) -> int:
-        return self.tracer.answer(self, len)  # type: ignore[attr-defined]
-
-    def __index__(self) -> int:
-        return self.tracer.answer(self, operator.index)  # type: ignore[attr-defined]
-
-    def __int__(self) -> int:
-        return self.tracer.answer(self, int)  # type: ignore[attr-defined]
-
-    def __float__(self) -> float:
-        return self.tracer.answer(self, float)  # type: ignore[attr-defined]
-
 
 class _ChangingAttribute(fx.proxy.Attribute, ChangingProxy):
     """What ``x.T`` and ``x.shape`` are, and ``x.relu`` before it is called."""
@@ -198,6 +186,8 @@ def write_(rows: Any, where: Any, values: Any) -> Any:
 
 for _name in _AUGMENTED:
     setattr(ChangingProxy, f"__{_name}__", _augmented(_name))
+for _name, _ask in (("len", len), ("index", operator.index), ("int", int), ("float", float)):
+    setattr(ChangingProxy, f"__{_name}__", lambda self, ask=_ask: self.tracer.answer(self, ask))
 
 
 def gives_rows(node: fx.Node) -> bool:

@@ -117,14 +117,6 @@ def _altered(conv: Any) -> str:
     return ""
 
 
-def _check_sum(conv: Any, title: str) -> None:
-    if conv.aggr not in _SUM:
-        raise InputError(
-            f"from_pyg: {title} has aggr={conv.aggr!r}, and hongtu.nn's layer of that name adds up; of other ways "
-            "there are SAGEConv and GraphConv, or a hongtu.nn.Layer of your own"
-        )
-
-
 def _gin(conv: Any) -> list[Named]:
     """Of ``GINConv`` and ``GINEConv``. A chain's first part is the layer's network; from a normalisation over the graph
     on, its parts stand behind."""
@@ -193,11 +185,6 @@ def _like(kind: type[nn.Module], conv: Any, **other: Any) -> Any:
     if "bias" in options:
         options["bias"] = conv.bias is not None
     return kind(**options | other)
-
-
-def _gcn(conv: Any, title: str) -> nn.Module | None:
-    _check_sum(conv, title)
-    return _like(hnn.GCNConv, conv)
 
 
 def _sage(conv: Any, title: str) -> nn.Module | None:
@@ -272,7 +259,11 @@ def _of_sums(make: Make) -> Callable[[Any, str], nn.Module | None]:
     """Other reductions are refused."""
 
     def made(conv: Any, title: str) -> nn.Module | None:
-        _check_sum(conv, title)
+        if conv.aggr not in _SUM:
+            raise InputError(
+                f"from_pyg: {title} has aggr={conv.aggr!r}, and hongtu.nn's layer of that name adds up; of other ways "
+                "there are SAGEConv and GraphConv, or a hongtu.nn.Layer of your own"
+            )
         return make(conv)
 
     return made
@@ -284,7 +275,7 @@ def _where(reductions: tuple[str, ...], make: Make) -> Callable[[Any, str], nn.M
 
 
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
-    "GCNConv": _gcn,
+    "GCNConv": _of_sums(lambda conv: _like(hnn.GCNConv, conv)),
     "SAGEConv": _sage,
     "PNAConv": _pna,
     "GATConv": _where(_SUM, lambda conv: _like(hnn.GATConv, conv)),

@@ -13,21 +13,6 @@ CONVOLUTIONS = ("GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "GGCNC
 _SEQUENTIAL = re.compile(r"nn\.\d+\.\w+$")
 
 
-def convolution_state(kind: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of one layer by the names that its torch_geometric namesake has.
-
-    Only a ``GINConv`` has others: a ``torch.nn.Sequential`` stands for torch_geometric's ``MLP``. A ``PyGLayer``'s are
-    inside ``conv``.
-
-    Args:
-        kind: the layer's class name.
-        state: its state dict.
-    """
-    if kind == "PyGLayer":
-        return {name.removeprefix("conv."): value for name, value in state.items()}
-    return _mlp_names(state) if kind == "GINConv" else dict(state)
-
-
 def _mlp_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``nn.K.weight`` of a Sequential as ``nn.lins.L.weight``, or ``nn.norms.L.weight`` behind the L-th linear map.
 
@@ -69,7 +54,11 @@ def to_pyg_names(state: Mapping[str, Tensor], kinds: Sequence[str]) -> dict[str,
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         conv += kind in CONVOLUTIONS
         if kind in CONVOLUTIONS:
-            own, place = convolution_state(kind, own), f"convs.{conv}"
+            place = f"convs.{conv}"
+            if kind == "GINConv":  # a torch.nn.Sequential stands for torch_geometric's MLP
+                own = _mlp_names(own)
+            elif kind == "PyGLayer":
+                own = {name.removeprefix("conv."): value for name, value in own.items()}
         elif "Norm" in kind and conv >= 0:
             place = f"norms.{conv}"
         elif kind == "Linear" and index == len(kinds) - 1:

@@ -215,10 +215,7 @@ class _Draws(Operations):
         super().__init__()
         self.shapes: list[torch.Size] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             drawn = out[-1] if isinstance(out, tuple) else out
             self.shapes.append(getattr(drawn, "shape", torch.Size()))
@@ -237,15 +234,13 @@ class _Bounds(Operations):
         whole = (abs(number) for number in numbers if isinstance(number, int))
         self.found |= {number for number in whole if size < number < sys.maxsize}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
         if func in (aten.slice.Tensor, aten.split.Tensor):
-            at, numbers = (args[1:2], args[2:4]) if func is aten.slice.Tensor else (args[2:3], args[1:2])
-            self.add(args[0].shape[at[0] if at else 0], numbers)
-        elif func in _Holds.COMPARED and _counts(args[0]):
-            self.add(len(args[0]), args[1:2])
-        return func(*args, **(kwargs or {}))
+            at, numbers = (given[1:2], given[2:4]) if func is aten.slice.Tensor else (given[2:3], given[1:2])
+            self.add(given[0].shape[at[0] if at else 0], numbers)
+        elif func in _Holds.COMPARED and _counts(given[0]):
+            self.add(len(given[0]), given[1:2])
+        return out
 
 
 class _Indices(TorchFunctionMode):
@@ -277,12 +272,9 @@ class _Flips(Operations):
         super().__init__()
         self.found = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
         if func in self.COMPARED:
-            for x in args[:2]:
+            for x in given[:2]:
                 if _is_number(x) and bool((unknown := x.isnan()).any()):
                     out, self.found = out | unknown, True
         return out
@@ -298,11 +290,8 @@ class _Holds(Operations):
         super().__init__()
         self.found, self.left, self._codes = False, 0, codes
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in self.COMPARED and out.ndim and (self._codes or any(map(_is_number, args[:2]))) and not out.all():
+    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
+        if func in self.COMPARED and out.ndim and (self._codes or any(map(_is_number, given[:2]))) and not out.all():
             self.left -= 1
             if self.left < 0:  # a loop until none is left
                 raise RecursionError

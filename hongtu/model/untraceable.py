@@ -61,11 +61,8 @@ def untraceable(error: Exception, root: Root, title: str) -> InputError:
 
 def line_of_forward(error: Exception) -> str:
     """The innermost line of the model's own code that an error went through; "" where there is none."""
-    libraries, line, traceback = (
-        {"torch", "torch_geometric", "hongtu", *sys.stdlib_module_names},
-        "",
-        error.__traceback__,
-    )
+    libraries = {"torch", "torch_geometric", "hongtu", *sys.stdlib_module_names}
+    line, traceback = "", error.__traceback__
     while traceback is not None:
         code, module = traceback.tb_frame.f_code, str(traceback.tb_frame.f_globals.get("__name__"))
         if module.split(".")[0] not in libraries:

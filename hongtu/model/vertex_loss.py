@@ -70,9 +70,7 @@ class MeanLoss:
         may_be_nan: bool = False,
     ) -> None:
         self._may_be_nan = may_be_nan
-        self._giver, self._each, self._all = (
-            ("the decoder", "edge", "edges") if of_edges else ("the last layer", "vertex", "vertices")
-        )
+        self._of_edges, self._giver = of_edges, "the decoder" if of_edges else "the last layer"
         given = terms_of(loss)
         self._terms = [term for term in given if not isinstance(term, Unscored)]
         self._labels, self._task, self._num_classes = labels, task, num_classes
@@ -86,12 +84,9 @@ class MeanLoss:
         self._chosen = [term.mask for term in given if isinstance(term, Unscored) and term.mask is not None]
         judged = task if self.trains or task == "links" else "multiclass"  # whose losses are judged by the output alone
         self._losses = [vertex_loss(term.loss, judged) for term in self._terms]
-        self._scale = []
+        self._scale = list[float]()
         held = dict(masks)
-        for k, term in enumerate(self._terms):
-            if not self.trains:
-                self._scale.append(0.0)
-                continue
+        for k, term in enumerate(self._terms if self.trains else ()):
             mask = mask_of(term.mask, masks, original_id)
             if isinstance(loss := self._losses[k], PerVertex):
                 self._check_labelled(loss, mask, original_id)
@@ -262,7 +257,7 @@ class MeanLoss:
     def _check_classes(self, title: str, loss: PerVertex, columns: int) -> None:
         """Refuse outputs that cannot be a label of some mask; labels that no mask holds do not count."""
         binary = loss.compares_numbers and columns == 1
-        edges, labels = self._each == "edge", f"the labels ({KINDS[self._task]})"
+        edges, labels = self._of_edges, f"the labels ({KINDS[self._task]})"
         of_numbers = "; to predict numbers preprocess with task='regression' (--task regression)"
         if edges:
             labels, of_numbers = "targets that are classes, integers", "; to predict numbers pass targets as floats"
@@ -313,10 +308,7 @@ class MeanLoss:
         gradient, parts = torch.zeros_like(out), []
         for k in range(len(self._terms)):
             chosen = bits if len(self._terms) == 1 else bits & (1 << k)
-            if known is None:
-                rows = chosen.nonzero().squeeze(1)
-            else:
-                rows = _positions(chosen, known & (1 << k))
+            rows = chosen.nonzero().squeeze(1) if known is None else _positions(chosen, known & (1 << k))
             if len(rows) == 0:
                 continue
             found, loss = self._term(k, out, label_bytes, rows)
@@ -343,10 +335,8 @@ class MeanLoss:
 
     def _weights_of(self, k: int, label_bytes: Tensor) -> Tensor:
         end = -8 * sum(weight is not None for weight in self._weights[k + 1 :])
-        numbers = label_bytes[:, end - 8 : end or None].clone(
-            memory_format=torch.contiguous_format
-        )  # at an address of its own
-        return numbers.view(torch.float64).squeeze(1)
+        numbers = label_bytes[:, end - 8 : end or None]
+        return numbers.clone(memory_format=torch.contiguous_format).view(torch.float64).squeeze(1)  # at its own address
 
     def _scale_of(self, k: int, mask: np.ndarray) -> float:
         """What the sum of the losses over a mask is multiplied by."""
@@ -368,7 +358,7 @@ class MeanLoss:
         bad = np.flatnonzero((labels < 0) & ~loss.ignores(labels) if labels.ndim == 1 else np.isnan(labels).all(axis=1))
         if len(bad):
             vertex = int(original_id[np.flatnonzero(mask)[bad[0]]])
-            if self._each == "edge":
+            if self._of_edges:
                 raise InputError(
                     f"LinkLoss: edge {vertex} (and {len(bad) - 1} more) has no target, nan in all columns; leave "
                     "these edges out of edges and targets"
@@ -395,12 +385,7 @@ def _form(tensor: Tensor) -> str:
 
 def _positions(chosen: Tensor, known: np.ndarray) -> Tensor:
     """int64 [R], where ``chosen``, or the same on the host, is not 0, without waiting for a GPU where torch can."""
-    count = int(np.count_nonzero(known))
-    if chosen.device.type == "cpu":
-        rows = chosen.new_empty(count, dtype=torch.int64)
-        rows.numpy()[:] = np.flatnonzero(known)
-        return rows
     try:
-        return torch.nonzero_static(chosen, size=count).squeeze(1)
+        return torch.nonzero_static(chosen, size=int(np.count_nonzero(known))).squeeze(1)
     except NotImplementedError:  # older torch, on CUDA
         return chosen.nonzero().squeeze(1)

@@ -44,7 +44,8 @@ def scores(
     together = ranks or Alone()
     if task == "multiclass":
         right = _chosen_class(out, threshold) == labels
-        return {split: _share(right, mask, together) for split, mask in masks.items()}
+        counts = {split: _totals(together, (right & mask).sum(), mask.sum()) for split, mask in masks.items()}
+        return {split: float(hits / count) for split, (hits, count) in counts.items()}
     found = {}
     for split, mask in masks.items():
         picked = out[mask], labels[mask], together
@@ -56,12 +57,6 @@ def scores(
 def _chosen_class(out: Tensor, threshold: float) -> Tensor:
     """int64 [T]: the largest of outputs [T, C]; of one column 1 above the threshold, else 0."""
     return out.argmax(dim=1) if out.shape[1] > 1 else (out[:, 0] > threshold).long()
-
-
-def _share(right: Tensor, mask: Tensor, ranks: Together) -> float:
-    """Of the vertices of a split, how many are right."""
-    hits, count = _totals(ranks, (right & mask).sum(), mask.sum())
-    return float(hits / count)
 
 
 def _micro_f1(out: Tensor, labels: Tensor, ranks: Together, threshold: float) -> dict[str, float]:

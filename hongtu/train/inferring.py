@@ -55,6 +55,9 @@ class Inferring(Resumable):
     """
 
     inferred: EpochRecord | None = None
+    record: EpochRecord | None
+    check_trains: Callable[[], None]
+    train_epoch: Callable[[], EpochRecord]
     deterministic: bool
     _budget: int | None
     _evaluation: Evaluation
@@ -192,7 +195,7 @@ class Inferring(Resumable):
     def _layer_runtime(self, number: int) -> Runtime:
         """Infers what layer ``number`` gives: copies of the layers, with a plan of their own within the same budget,
         beside whatever the trainer holds."""
-        network = Network(self.model.first(number + 1).cpu(), RowContext(), self._spec.autocast)
+        network = Network(self.model.first(number + 1), RowContext(), self._spec.autocast)
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
         job = Job(
             self._share,

@@ -73,19 +73,7 @@ class FitOptions:
         return self.keeps_best or self.patience is not None
 
 
-class Trainable(Inferring):
-    """What the loop needs of the Trainer."""
-
-    record: EpochRecord | None
-
-    def check_trains(self) -> None:
-        raise NotImplementedError
-
-    def train_epoch(self) -> EpochRecord:
-        raise NotImplementedError
-
-
-def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
+def fit(trainer: Inferring, options: FitOptions) -> list[EpochRecord]:
     """Train ``options.epochs`` more epochs; one record per epoch.
 
     An interrupt (SIGINT; in a command also SIGTERM and SIGHUP) first finishes what an epoch that was trained still
@@ -118,7 +106,7 @@ def fit(trainer: Trainable, options: FitOptions) -> list[EpochRecord]:
 class _Loop:
     """One call of ``fit``."""
 
-    def __init__(self, trainer: Trainable, options: FitOptions, directory: RunDirectory | None) -> None:
+    def __init__(self, trainer: Inferring, options: FitOptions, directory: RunDirectory | None) -> None:
         self.trainer, self.options, self.directory = trainer, options, directory
         self.callbacks, self.records = check_callbacks(options.callbacks), list[EpochRecord]()
         self._last = trainer.epoch + options.epochs
@@ -279,7 +267,7 @@ class _Loop:
             trainer.scheduler.step(record.metrics[trainer.watched])  # type: ignore[index]
 
 
-def _check_scheduler(trainer: Trainable, epochs: int, *, scores: bool) -> None:
+def _check_scheduler(trainer: Inferring, epochs: int, *, scores: bool) -> None:
     """Refuse a ReduceLROnPlateau for whose mode there is nothing to step it with, and a OneCycleLR that ends before."""
     if isinstance(trainer.scheduler, OneCycleLR):
         done, most = trainer.scheduler.last_epoch, trainer.scheduler.total_steps

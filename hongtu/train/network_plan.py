@@ -61,8 +61,8 @@ class Job:
     spec: RunSpec
 
     def plan(self, network: Network, budget: int | None, correct: Correct | None = None) -> ExecutionPlan:
-        """Set ``transform_first`` and ``once_per_vertex`` of a network's layers and plan its run. Ranks that fetch rows
-        of one another get the same sides and savings, or are refused.
+        """Set ``transform_first`` and ``once_per_vertex`` of a network's layers and plan its run, with its modules on
+        the CPU. Ranks that fetch rows of one another get the same sides and savings, or are refused.
 
         Args:
             budget: bytes per device, or None for no limit.
@@ -73,14 +73,16 @@ class Job:
             BudgetError: when the budget is too small; names the smallest that works.
         """
         check_default_device()
-        return _NetworkPlanner(self, network, budget, correct).plan()
+        with self.spec.backend.trial():
+            return _NetworkPlanner(self, network, budget, correct).plan()
 
     def probe(
         self, network: Network, plan: ExecutionPlan, correct: Correct | None = None, *, whole: bool = False
     ) -> dict[str, int]:
         """As ``probe_workspace``."""
         vertices, dtype = self.artifact.whole.num_vertices, self.spec.dtype
-        return probe_workspace(plan, network, self.loss, vertices, dtype, correct, whole=whole)
+        with self.spec.backend.trial():
+            return probe_workspace(plan, network, self.loss, vertices, dtype, correct, whole=whole)
 
     def with_sparse_rows(self, network: Network) -> Job:
         """The same with dense features in CSR, where most of them are zeros and the network would multiply the others
@@ -95,11 +97,13 @@ class Job:
         if rows is None:
             return self
         sparse = replace(self, artifact=artifact.with_sparse_features(rows))
-        return sparse if _NetworkPlanner(sparse, network, None, None).maps_input() else self
+        with spec.backend.trial():
+            return sparse if _NetworkPlanner(sparse, network, None, None).maps_input() else self
 
     def sketch(self, network: Network) -> ExecutionPlan:
         """What a network computes, without planned transfers, and linear maps behind the exchanges."""
         assert self.loss is not None and self.optimizer is not None
+        network.modules.cpu()
         network.set_once_per_vertex([False] * len(network.layers))
         network.set_transform_first((False,) * len(network.layers))
         shape = network_shape(self.artifact, network, self.loss, self.optimizer, self.spec.dtype)
@@ -114,6 +118,7 @@ class _NetworkPlanner:
         assert job.loss is not None and job.optimizer is not None
         self._artifact, self._loss, self._optimizer, self._spec = job.artifact, job.loss, job.optimizer, job.spec
         self._network, self._budget = network, budget
+        network.modules.cpu()  # where plans are tried
         artifact, spec, dtype = job.artifact, job.spec, job.spec.dtype
         check_edge_data(artifact, network)
         self._stored = artifact.topology.keeping(

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from hongtu.device.backends import get_backend
 from hongtu.errors import names_known
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import CPU, Hardware, load_hardware
-from hongtu.kernels.dispatch import NumbaKernels, using
 from hongtu.model.link_loss import LinkLoss, trained_decoder
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
@@ -70,13 +70,12 @@ def plan_model(
     artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
     network, made = _prepared(artifact, layers, loss, optimizer, dtype)
     unlimited, spec = _specs(
-        load_hardware(hardware), device_memory, host_memory=host_memory, spill=spill, host_dtype=host_dtype,
+        artifact, load_hardware(hardware), device_memory, host_memory=host_memory, spill=spill, host_dtype=host_dtype,
         gradient_dtype=gradient_dtype, strategy=get_strategy(strategy), dtype=dtype, make_rows_optimizer=optimizer,
     )  # fmt: skip
-    with using(NumbaKernels.of_graph(artifact.size)):
-        job = Job(artifact, make_loss(artifact, loss), made, unlimited).with_sparse_rows(network)
-        budget = budget_bytes(device_memory, partial(job.plan, network))
-        return replace(job, spec=spec).plan(network, budget)
+    job = Job(artifact, make_loss(artifact, loss), made, unlimited).with_sparse_rows(network)
+    budget = budget_bytes(device_memory, partial(job.plan, network))
+    return replace(job, spec=spec).plan(network, budget)
 
 
 def plan_ranks(
@@ -102,7 +101,7 @@ def plan_ranks(
     """
     network, optimizer = _prepared(artifact, layers, loss)
     check_ranked(artifact, network, loss, ranks, dependencies)
-    unlimited, spec = _specs(hardware, device_memory, strategy=get_strategy(strategy), **host)
+    unlimited, spec = _specs(artifact, hardware, device_memory, strategy=get_strategy(strategy), **host)
     whole, count = Job(artifact, make_loss(artifact, loss), optimizer, unlimited), exchanging_layers(network)
     fabric = None if topology is None else load_fabric(topology, ranks, hardware)
     budget = budget_bytes(device_memory, partial(whole.plan, network))
@@ -122,6 +121,7 @@ def plan_ranks(
 
 
 def _specs(
+    artifact: Artifact,
     hardware: Hardware,
     device_memory: int | str | None,
     *,
@@ -133,7 +133,8 @@ def _specs(
 ) -> tuple[RunSpec, RunSpec]:
     """How a run goes that the host does not limit, by which shares of device memory are found, and how it goes."""
     limit = host_limit(host_memory, spills=spill, has_devices=not hardware.staged, device_memory=device_memory)
-    unlimited = RunSpec(hardware=hardware, **read_host_dtypes(host_dtype, gradient_dtype), **others)
+    backend = get_backend("cpu", artifact.size)
+    unlimited = RunSpec(hardware=hardware, backend=backend, **read_host_dtypes(host_dtype, gradient_dtype), **others)
     return unlimited, replace(unlimited, limit=limit)
 
 

@@ -102,7 +102,7 @@ class RunDirectory:
                         _held[place] = _held.get(place, 0) + 1
                 return
             except _Taken as taken:
-                host, pid, parent = _holder(taken.said)
+                host, pid, parent = _holder(*taken.args)
                 if time.monotonic() > until or not _is_ending(host, pid, parent):
                     raise InputError(
                         f"{self.path}: another run is writing here (pid {pid} on {host}); wait for its end or stop it, "
@@ -176,7 +176,7 @@ class RunDirectory:
 
     def snapshots(self) -> list[Path]:
         """By epoch, the newest last."""
-        return sorted(self._epochs(), key=self._epochs().__getitem__)
+        return list(self._epochs())
 
     def check_newest(self, epoch: int) -> None:
         """Refuse to write among the snapshots and lines of epochs to come: they are of another run.
@@ -189,9 +189,9 @@ class RunDirectory:
             raise InputError(
                 f"{self.path / LOG}: has an epoch {last}, later than this run's {epoch}; choose another directory"
             )
-        if any(other > epoch for other in self._epochs().values()):
+        if newer := [file for file, other in self._epochs().items() if other > epoch]:
             raise InputError(
-                f"{self.snapshots()[-1]}: is of a later epoch than this run's {epoch}; continue that run with "
+                f"{newer[-1]}: is of a later epoch than this run's {epoch}; continue that run with "
                 "trainer.resume(run_dir), or choose another directory"
             )
 
@@ -235,16 +235,12 @@ class RunDirectory:
             return {}
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror}); choose another directory") from None
-        found = {self.path / name: _SNAPSHOT.fullmatch(name) for name in names}
-        return {file: int(match[1]) for file, match in found.items() if match}
+        found = ((int(match[1]), self.path / name) for name in names if (match := _SNAPSHOT.fullmatch(name)))
+        return {file: epoch for epoch, file in sorted(found)}
 
 
 class _Taken(Exception):
-    """Another process has the lock; ``said`` is what it wrote."""
-
-    def __init__(self, said: bytes) -> None:
-        super().__init__()
-        self.said = said
+    """Another process has the lock; the argument is what it wrote."""
 
 
 def _lock(directory: Path) -> int | None:

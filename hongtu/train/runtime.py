@@ -11,12 +11,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from hongtu.device.backends import Backend
 from hongtu.engine.engine import Engine
 from hongtu.errors import BudgetError, DeviceOutOfMemory
 from hongtu.host import available_bytes, check_host
@@ -103,11 +102,7 @@ class Runtime:
         budget: int | None,
     ) -> None:
         artifact, loss, spec = job.artifact, job.loss, job.spec
-        self._artifact, self._network, self._on_oom, self._backend = artifact, network, spec.on_oom, spec.backend
-        self._make_plan = _tried(job.plan, spec.backend)
-        self._partitions, self._ranks = artifact.topology.partitions, spec.ranks
-        self._probe = _tried(job.probe, spec.backend)
-        self._budget = budget
+        self._job, self._network, self._budget = job, network, budget
         self._correction = WorkspaceCorrection()
         self._plan = self._plan_first()
         if rows is not None:
@@ -150,7 +145,7 @@ class Runtime:
             return self._run(work)
 
     def _run(self, work: Callable[[Engine], T]) -> T:
-        self._artifact.check_files()
+        self._job.artifact.check_files()
         if not self._whole:
             self._replace_engine(self._plan)
         thawed = any(parameter.requires_grad for parameter in self._frozen)
@@ -177,17 +172,16 @@ class Runtime:
     def _plan_first(self) -> ExecutionPlan:
         """Within the budget; where there is none, without a limit if the devices have so much free."""
         plan = self._plan_with(None)
-        memory = self._backend.memory(self._partitions)
-        if self._budget is None and memory is not None and _tried(lambda: plan.likely_bytes, self._backend)() > memory:
+        memory = self._job.spec.backend.memory(plan.topology.partitions)
+        if self._budget is None and memory is not None and plan.likely_bytes > memory:
             self._budget = memory
             plan = self._plan_with(None)
         return plan
 
     def _plan_with(self, correct: Correct | None) -> ExecutionPlan:
-        """A plan for the model itself; it is tried on the CPU, and the engine takes it where it runs."""
-        self._network.modules.cpu()
+        """A plan for the model itself, on the CPU; the engine takes it where it runs."""
         with shared_cores:
-            return self._make_plan(network=self._network, budget=self._budget, correct=correct)
+            return self._job.plan(self._network, self._budget, correct)
 
     def _plan_changed(self) -> ExecutionPlan:
         """A plan for what is trained now; where there is none, the model is again as the engine that runs has it."""
@@ -198,13 +192,13 @@ class Runtime:
             self._network.set_transform_first(sides)
             self._network.set_once_per_vertex(once)
             self._network.forms = forms
-            self._network.modules.to(self._backend.where(0))
+            self._network.modules.to(self._job.spec.backend.where(0))
             raise
 
     def _try_plan(self, budget: int, correct: Correct) -> ExecutionPlan | int:
         """A plan of a copy of the model, for the run may go on with its own; or the smallest budget that works."""
         try:
-            return self._make_plan(network=self._network.twin(), budget=budget, correct=correct)
+            return self._job.plan(self._network.twin(), budget, correct)
         except BudgetError as error:
             return error.smallest
 
@@ -227,7 +221,7 @@ class Runtime:
         assert spot is not None
         name = spot.pass_name
         correction = self._learn(name, taken)
-        if self._on_oom == "replan":  # a plan is made in the memory that the engine had
+        if self._job.spec.on_oom == "replan":  # a plan is made in the memory that the engine had
             self._replace_engine(self._plan)
             self._whole = False
             gc.collect()
@@ -236,7 +230,7 @@ class Runtime:
             "probed: "
         )
         enough = self._try_plan(1, correction.surely)
-        if self._on_oom == "raise":
+        if self._job.spec.on_oom == "raise":
             raise DeviceOutOfMemory(
                 f"{found}on_oom='replan' (--on-oom replan) runs the epoch again, planned for that; a device_memory "
                 f"(--device-memory) of {enough} bytes is enough for it, or less where preprocess makes more chunks"
@@ -257,18 +251,18 @@ class Runtime:
 
     def _learn(self, name: str, taken: int) -> WorkspaceCorrection:
         """What is known of the run's layers, with what they took in the passes around one."""
-        probed, workspace = self._probe(self._network, self._plan), self._plan.workspace
+        probed, workspace = self._job.probe(self._network, self._plan), self._plan.workspace
         return self._correction.learned(name, taken, probed, self._measure(name), workspace)
 
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""
         free = available_bytes()
         meets = self._plan.choice.halo is not None or self._network.norms or self._plan.shape.edge_loss
-        if free is None or (self._ranks.size > 1 and meets):  # other ranks do not run these passes now
+        if free is None or (self._job.spec.ranks.size > 1 and meets):  # other ranks do not run these passes now
             return None
         self._replace_engine(self._plan)  # an error stopped the one in use
         try:
-            with self.engine.budget_of(free // 2 // self._partitions):
+            with self.engine.budget_of(free // 2 // self._plan.topology.partitions):
                 return self.engine.measure(name)
         except (DeviceOutOfMemory, torch.cuda.OutOfMemoryError):
             return None
@@ -284,13 +278,3 @@ class Runtime:
             if isinstance(plan, ExecutionPlan) and (share == 1 or plan.topology.chunks > self._plan.topology.chunks):
                 return correct
         return None
-
-
-def _tried(call: Callable[..., T], backend: Backend) -> Callable[..., T]:
-    """It, with the kernels of the backend's devices where it runs the model."""
-
-    def run(*args: Any, **options: Any) -> T:
-        with backend.trial():
-            return call(*args, **options)
-
-    return run

@@ -46,8 +46,8 @@ from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, called_by_all
 from hongtu.train.anomaly import check_epoch
 from hongtu.train.evaluators import Evaluation, Metric
-from hongtu.train.inferring import LOSS_OF_VAL
-from hongtu.train.loop import FitOptions, Trainable, fit
+from hongtu.train.inferring import LOSS_OF_VAL, Inferring
+from hongtu.train.loop import FitOptions, fit
 from hongtu.train.network_plan import Job
 from hongtu.train.ranked import (
     Tried,
@@ -83,7 +83,7 @@ from hongtu.train.tracing.shape import fill_widths
 from hongtu.train.tracing.stepping import Stepped, learned_bytes, taken_inside
 
 
-class Trainer(Trainable):
+class Trainer(Inferring):
     """Trains ``layers`` on the whole graph of an artifact: full neighbourhoods, the exact gradient.
 
     Args:
@@ -219,11 +219,8 @@ class Trainer(Trainable):
                     ranks=self.ranks, **read_host_dtypes(host_dtype, gradient_dtype),
                 )  # fmt: skip
                 self.strategy, self.hardware = self._spec.strategy, self._spec.hardware
-                self.clip_grad_norm, self.detect_anomaly, self.deterministic = (
-                    clip_grad_norm,
-                    detect_anomaly,
-                    deterministic,
-                )
+                self.clip_grad_norm, self.deterministic = clip_grad_norm, deterministic
+                self.detect_anomaly = detect_anomaly
 
                 self._context = RowContext(seed=seed)
                 self.model = as_modules(with_types(layers, self.artifact))
@@ -243,8 +240,10 @@ class Trainer(Trainable):
                 self.optimizer = make_optimizer(optimizer, (p for _, p in self._named))
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None
-                self._input = self._with_sparse_rows(loss)
-                self._budget = budget_bytes(device_memory, lambda budget: self._plan_whole(loss, budget))
+                self._input = self._job(self.artifact, loss).with_sparse_rows(self._network).artifact
+                self._budget = budget_bytes(
+                    device_memory, lambda budget: self._job(self._input, loss, limit=None).plan(self._network, budget)
+                )
             self.ranks.check_same(self._given(loss, metric))
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
             job, self._runtime = self._make_runtime(loss)
@@ -271,30 +270,14 @@ class Trainer(Trainable):
         """Of the whole graph, or of a rank's share."""
         return Job(artifact, make_loss(artifact, loss), self.optimizer, replace(self._spec, **options))
 
-    def _with_sparse_rows(self, loss: Losses | LinkLoss) -> Artifact:
-        """The artifact that is run: its dense features perhaps in CSR."""
-        self.model.cpu()  # where plans are tried
-        with self._spec.backend.trial():
-            return self._job(self.artifact, loss).with_sparse_rows(self._network).artifact
-
-    def _plan_whole(self, loss: Losses | LinkLoss, budget: int | None) -> ExecutionPlan:
-        """Of the whole graph in one process."""
-        self.model.cpu()  # where plans are tried
-        job = self._job(self._input, loss, limit=None)
-        with self._spec.backend.trial():
-            return job.plan(self._network, budget)
-
-    def _sketch(self, loss: Losses | LinkLoss) -> ExecutionPlan:
-        """Of the whole graph, by which its partitions are dealt to ranks."""
-        self.model.cpu()  # where plans are tried
-        return self._job(self.artifact, loss).sketch(self._network)
-
     def _make_runtime(self, loss: Losses | LinkLoss) -> tuple[Job, Runtime]:
         """What this rank runs, on its share of the artifact, and what runs it."""
         layers_on_ranks, seed, spec = exchanging_layers(self._network), self._context.seed, self._spec
-        bounds = self.ranks.first(
-            lambda: deal(self.artifact, self.ranks.size, lambda: self._sketch(loss), self.hardware)
-        )
+
+        def sketch() -> ExecutionPlan:
+            return self._job(self.artifact, loss).sketch(self._network)
+
+        bounds = self.ranks.first(lambda: deal(self.artifact, self.ranks.size, sketch, self.hardware))
 
         def job_of(stages: Stages) -> Job:
             return self._job(share_of(self._input, self.ranks.rank, bounds, stages, self._fabric), loss)
@@ -302,7 +285,6 @@ class Trainer(Trainable):
         def tried(stages: Stages) -> list[Tried]:
             with self.ranks.agreed():
                 job = job_of(stages)
-                self.model.cpu()  # where plans are tried
                 own: Any = try_plan(lambda: job.plan(self._network, self._budget), over(self._fabric, self.hardware))
             return [Tried(*of_rank) for of_rank in self.ranks.gather(tuple(own))]
 

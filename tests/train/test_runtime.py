@@ -182,10 +182,10 @@ def test_a_refused_plan_leaves_the_model_where_it_runs(monkeypatch):
     monkeypatch.setattr(nn.Module, "cpu", lambda self: moves.append("cpu"))
     monkeypatch.setattr(nn.Module, "to", lambda self, where: moves.append(where))
 
-    def refuse(**_):
+    def refuse(_):
         raise InputError("no plan")
 
-    monkeypatch.setattr(trainer._runtime, "_make_plan", refuse)
+    monkeypatch.setattr("hongtu.train.network_plan._NetworkPlanner.plan", refuse)
     trainer._runtime._frozen = [next(trainer.model.parameters())]  # and now it is trained
     with pytest.raises(InputError, match="no plan"):
         trainer.train_epoch()

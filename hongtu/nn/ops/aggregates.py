@@ -17,25 +17,43 @@ from torch.autograd.function import once_differentiable
 from hongtu.kernels.dispatch import HUB, has_numba_kernel, kernels_for, laned, new_rows, on_numba, plain, plain_rows
 
 
-class _Linear(torch.autograd.Function):
-    """Rows [so many, F] that a kernel makes of others, linearly; another makes the gradient of these of theirs.
-
-    ``run`` and ``transpose`` get the kernels of the rows' device, the rows, and where the result goes.
+class OwnGradient(torch.autograd.Function):
+    """An operation with a gradient of its own. ``forward(*given)`` returns the result, one tensor or a tuple, and a
+    tuple of what is saved; ``backward(wanted, saved, *gradients)`` returns a gradient of each that was given, or None.
     """
 
     @staticmethod
-    def forward(ctx, x, num_rows, run, transpose, adds):
-        ctx.given, ctx.transpose, ctx.adds = len(x), transpose, adds
-        out = new_rows(x, num_rows, x.shape[1])
-        run(kernels_for(x), plain_rows(x), out)
-        return out
+    def forward(ctx, forward, backward, *given):
+        found, saved = forward(*given)
+        ctx.gradient = backward
+        ctx.save_for_backward(*saved)
+        return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
-        out = new_rows(grad, ctx.given, grad.shape[1], zero=ctx.adds)
-        ctx.transpose(kernels_for(grad), plain_rows(grad), out)
-        return out, None, None, None, None
+    def backward(ctx, *gradients):
+        return None, None, *ctx.gradient(ctx.needs_input_grad[2:], ctx.saved_tensors, *gradients)
+
+
+RowsTo = Callable[..., None]  # of the kernels of the rows' device, the rows, and where the result goes
+
+
+def _linear(x: Tensor, num_rows: int, run: RowsTo, transpose: RowsTo, adds: bool) -> Tensor:
+    """Rows [so many, F] that a kernel makes of others, linearly; another makes the gradient of these of theirs: it
+    writes that, or ``adds`` it to zeros."""
+    given = len(x)
+
+    def forward(x):
+        out = new_rows(x, num_rows, x.shape[1])
+        run(kernels_for(x), plain_rows(x), out)
+        return out, ()
+
+    def backward(wanted, saved, grad):
+        out = new_rows(grad, given, grad.shape[1], zero=adds)
+        transpose(kernels_for(grad), plain_rows(grad), out)
+        return (out,)
+
+    return OwnGradient.apply(forward, backward, x)
 
 
 def aggregate(
@@ -45,7 +63,7 @@ def aggregate(
     own_rows = rows_SF.new_empty(0, dtype=torch.int32)  # source s is row s
     weights = rows_SF.new_empty(0) if weight is None else plain(weight.to(rows_SF.dtype))
     graph = plain(indptr), plain(local_source), own_rows, weights, mean
-    return _Linear.apply(
+    return _linear(
         rows_SF,
         len(indptr) - 1,
         lambda kernels, rows, out: kernels.csc_aggregate(*graph, rows, out),
@@ -56,12 +74,13 @@ def aggregate(
 
 def segment_sum(x_EF: Tensor, indptr: Tensor) -> Tensor:
     """[D, F]: the sum of the edge rows of each destination."""
-    return _Linear.apply(x_EF, len(indptr) - 1, *_between_edges_and_destinations(indptr), False)
+    return _linear(x_EF, len(indptr) - 1, *_between_edges_and_destinations(indptr), False)
 
 
 def destination_gather(x_DF: Tensor, indptr: Tensor, num_edges: int) -> Tensor:
     """[E, F]: the row of each edge's destination."""
-    return _Linear.apply(x_DF, num_edges, *reversed(_between_edges_and_destinations(indptr)), False)
+    add_up, repeat = _between_edges_and_destinations(indptr)
+    return _linear(x_DF, num_edges, repeat, add_up, False)
 
 
 def _between_edges_and_destinations(indptr: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -76,7 +95,7 @@ def _between_edges_and_destinations(indptr: Tensor) -> tuple[Callable[..., None]
 def edge_gather(x_SF: Tensor, local_source: Tensor) -> Tensor:
     """[E, F]: the row of each edge's source."""
     places = plain(local_source)
-    return _Linear.apply(
+    return _linear(
         x_SF,
         len(places),
         lambda kernels, rows, out: kernels.gather_rows(rows, places, out),
@@ -117,33 +136,6 @@ def _hub_scratch(like_EH: Tensor, copies: int, num_dst: int) -> Tensor | None:
     return None
 
 
-class _EdgeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits_EH, indptr, exclude, extra_DH):
-        num_extra = 0 if extra_DH is None else len(indptr) - 1
-        alpha_EH, alpha_DH = torch.empty_like(logits_EH), logits_EH.new_empty((num_extra, logits_EH.shape[1]))
-        extra = alpha_DH if extra_DH is None else plain(extra_DH)
-        mask = logits_EH.new_empty(0, dtype=torch.bool) if exclude is None else plain(exclude)
-        ctx.indptr = plain(indptr)
-        held = _hub_scratch(logits_EH, 2, len(indptr) - 1)
-        kernels_for(logits_EH).segment_softmax(ctx.indptr, plain(logits_EH), mask, extra, alpha_EH, alpha_DH)
-        del held
-        ctx.has_extra = extra_DH is not None
-        ctx.save_for_backward(alpha_EH, alpha_DH)
-        return alpha_EH, alpha_DH
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_EH, grad_DH):
-        alpha_EH, alpha_DH = ctx.saved_tensors
-        out_EH, out_DH = torch.empty_like(alpha_EH), torch.empty_like(alpha_DH)
-        given = (plain(tensor) for tensor in (alpha_EH, alpha_DH, grad_EH, grad_DH))
-        held = _hub_scratch(alpha_EH, 1, len(ctx.indptr) - 1)
-        kernels_for(alpha_EH).segment_softmax_backward(ctx.indptr, *given, out_EH, out_DH)
-        del held
-        return out_EH, None, None, out_DH if ctx.has_extra else None
-
-
 def edge_softmax(
     logits_EH: Tensor, indptr: Tensor, exclude: Tensor | None = None, extra_DH: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -158,32 +150,29 @@ def edge_softmax(
     Returns:
         the shares [E, H], and those of ``extra_DH`` [D, H] (None without it).
     """
-    alpha_EH, alpha_DH = _EdgeSoftmax.apply(logits_EH.contiguous(), indptr, exclude, extra_DH)
+    starts, num_dst, heads = plain(indptr), len(indptr) - 1, logits_EH.shape[1]
+
+    def forward(logits, extra=None):
+        alpha_EH, alpha_DH = torch.empty_like(logits), logits.new_empty((0 if extra is None else num_dst, heads))
+        other = alpha_DH if extra is None else plain(extra)
+        mask = logits.new_empty(0, dtype=torch.bool) if exclude is None else plain(exclude)
+        held = _hub_scratch(logits, 2, num_dst)
+        kernels_for(logits).segment_softmax(starts, plain(logits), mask, other, alpha_EH, alpha_DH)
+        del held
+        return (alpha_EH, alpha_DH), (alpha_EH, alpha_DH)
+
+    def backward(wanted, saved, grad_EH, grad_DH):
+        alpha_EH, alpha_DH = saved
+        out_EH, out_DH = torch.empty_like(alpha_EH), torch.empty_like(alpha_DH)
+        given = (plain(tensor) for tensor in (alpha_EH, alpha_DH, grad_EH, grad_DH))
+        held = _hub_scratch(alpha_EH, 1, num_dst)
+        kernels_for(alpha_EH).segment_softmax_backward(starts, *given, out_EH, out_DH)
+        del held
+        return (out_EH, out_DH)[: len(wanted)]
+
+    extras = () if extra_DH is None else (extra_DH,)
+    alpha_EH, alpha_DH = OwnGradient.apply(forward, backward, logits_EH.contiguous(), *extras)
     return alpha_EH, None if extra_DH is None else alpha_DH
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows_SF, alpha_EH, indptr, local_source, width):
-        ctx.graph = (plain(indptr), plain(local_source))
-        ctx.save_for_backward(rows_SF, alpha_EH)
-        out_DF = new_rows(rows_SF, len(indptr) - 1, width)
-        kernels_for(rows_SF).attend(*ctx.graph, plain(alpha_EH), plain_rows(rows_SF), out_DF)
-        return out_DF
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_DF):
-        rows_SF, alpha_EH = ctx.saved_tensors
-        kernels = kernels_for(rows_SF)
-        grad, grad_rows, grad_alpha = laned(grad_DF), None, None
-        if ctx.needs_input_grad[0]:
-            grad_rows = new_rows(rows_SF, *rows_SF.shape, zero=True)
-            kernels.attend_transpose(*ctx.graph, plain(alpha_EH), grad, grad_rows)
-        if ctx.needs_input_grad[1]:
-            grad_alpha = alpha_EH.new_empty(alpha_EH.shape)
-            kernels.attend_alpha_gradient(*ctx.graph, plain_rows(rows_SF), grad, grad_alpha)
-        return grad_rows, grad_alpha, None, None, None
 
 
 def attend(rows_SF: Tensor, alpha_EH: Tensor, indptr: Tensor, local_source: Tensor, width: int) -> Tensor:
@@ -191,32 +180,25 @@ def attend(rows_SF: Tensor, alpha_EH: Tensor, indptr: Tensor, local_source: Tens
 
     ``width`` is H times the channels of a head; further columns of ``rows_SF`` are ignored.
     """
-    return _Attend.apply(rows_SF, alpha_EH, indptr, local_source, width)
+    graph, num_dst = (plain(indptr), plain(local_source)), len(indptr) - 1
 
+    def forward(rows, alpha):
+        out_DF = new_rows(rows, num_dst, width)
+        kernels_for(rows).attend(*graph, plain(alpha), plain_rows(rows), out_DF)
+        return out_DF, (rows, alpha)
 
-class _GatedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows_S2F, key_DF, indptr, local_source):
-        ctx.graph = (plain(indptr), plain(local_source))
-        ctx.save_for_backward(rows_S2F, key_DF)
-        out_DF = new_rows(key_DF, *key_DF.shape)
-        kernels_for(key_DF).gated_sum(*ctx.graph, plain_rows(key_DF), plain_rows(rows_S2F), out_DF)
-        return out_DF
+    def backward(wanted, saved, grad_DF):
+        rows, alpha = saved
+        kernels, grad, grad_rows, grad_alpha = kernels_for(rows), laned(grad_DF), None, None
+        if wanted[0]:
+            grad_rows = new_rows(rows, *rows.shape, zero=True)
+            kernels.attend_transpose(*graph, plain(alpha), grad, grad_rows)
+        if wanted[1]:
+            grad_alpha = alpha.new_empty(alpha.shape)
+            kernels.attend_alpha_gradient(*graph, plain_rows(rows), grad, grad_alpha)
+        return grad_rows, grad_alpha
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_DF):
-        rows_S2F, key_DF = ctx.saved_tensors
-        kernels = kernels_for(key_DF)
-        given = (*ctx.graph, *(plain_rows(x) for x in (key_DF, rows_S2F, grad_DF)))
-        grad_rows, grad_key = None, None
-        if ctx.needs_input_grad[0]:
-            grad_rows = new_rows(rows_S2F, *rows_S2F.shape, zero=True)
-            kernels.gated_sum_transpose(*given, grad_rows)
-        if ctx.needs_input_grad[1]:
-            grad_key = new_rows(key_DF, *key_DF.shape)
-            kernels.gated_sum_key_gradient(*given, grad_key)
-        return grad_rows, grad_key, None, None
+    return OwnGradient.apply(forward, backward, rows_SF, alpha_EH)
 
 
 def gated_sum(rows_S2F: Tensor, key_DF: Tensor, indptr: Tensor, local_source: Tensor) -> Tensor:
@@ -224,30 +206,26 @@ def gated_sum(rows_S2F: Tensor, key_DF: Tensor, indptr: Tensor, local_source: Te
 
     ``rows_S2F`` is [query | value] of the sources.
     """
-    return _GatedSum.apply(rows_S2F, key_DF, indptr, local_source)
+    graph = plain(indptr), plain(local_source)
 
+    def forward(rows, key):
+        out_DF = new_rows(key, *key.shape)
+        kernels_for(key).gated_sum(*graph, plain_rows(key), plain_rows(rows), out_DF)
+        return out_DF, (rows, key)
 
-class _Extremum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows_SF, indptr, local_source, weight, largest):
-        out_DF = rows_SF.new_empty((len(indptr) - 1, rows_SF.shape[1]))
-        ctx.graph = (
-            plain(indptr),
-            plain(local_source),
-            rows_SF.new_empty(0) if weight is None else plain(weight.to(rows_SF.dtype)),
-        )
-        kernels_for(rows_SF).csc_extremum(*ctx.graph, largest, plain(rows_SF), out_DF)
-        ctx.save_for_backward(rows_SF, out_DF)
-        return out_DF
+    def backward(wanted, saved, grad_DF):
+        rows, key = saved
+        kernels, grad_rows, grad_key = kernels_for(key), None, None
+        given = (*graph, *(plain_rows(x) for x in (key, rows, grad_DF)))
+        if wanted[0]:
+            grad_rows = new_rows(rows, *rows.shape, zero=True)
+            kernels.gated_sum_transpose(*given, grad_rows)
+        if wanted[1]:
+            grad_key = new_rows(key, *key.shape)
+            kernels.gated_sum_key_gradient(*given, grad_key)
+        return grad_rows, grad_key
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_DF):
-        rows_SF, out_DF = (plain(tensor) for tensor in ctx.saved_tensors)
-        shares_DF, grad_SF = torch.empty_like(out_DF), torch.zeros_like(rows_SF)
-        kernels_for(rows_SF).csc_extremum_shares(*ctx.graph, rows_SF, out_DF, plain(grad_DF), shares_DF)
-        kernels_for(rows_SF).csc_extremum_transpose(*ctx.graph, rows_SF, out_DF, shares_DF, grad_SF)
-        return grad_SF, None, None, None, None
+    return OwnGradient.apply(forward, backward, rows_S2F, key_DF)
 
 
 def extremum(
@@ -260,7 +238,22 @@ def extremum(
     to itself.
     """
     if has_numba_kernel(rows_SF):
-        return _Extremum.apply(rows_SF, indptr, local_source, weight, largest)
+        weights = rows_SF.new_empty(0) if weight is None else plain(weight.to(rows_SF.dtype))
+        graph = plain(indptr), plain(local_source), weights
+
+        def forward(rows):
+            out_DF = rows.new_empty((len(indptr) - 1, rows.shape[1]))
+            kernels_for(rows).csc_extremum(*graph, largest, plain(rows), out_DF)
+            return out_DF, (rows, out_DF)
+
+        def backward(wanted, saved, grad_DF):
+            rows, out_DF = (plain(tensor) for tensor in saved)
+            shares_DF, grad_SF = torch.empty_like(out_DF), torch.zeros_like(rows)
+            kernels_for(rows).csc_extremum_shares(*graph, rows, out_DF, plain(grad_DF), shares_DF)
+            kernels_for(rows).csc_extremum_transpose(*graph, rows, out_DF, shares_DF, grad_SF)
+            return (grad_SF,)
+
+        return OwnGradient.apply(forward, backward, rows_SF)
     values_EF = edge_gather(rows_SF, local_source)
     if weight is not None:
         values_EF = values_EF * weight.to(rows_SF.dtype).unsqueeze(1)
@@ -270,37 +263,32 @@ def extremum(
     return out_DF.scatter_reduce(0, dst_of_edge.unsqueeze(1).expand_as(values_EF), values_EF, how, include_self=False)
 
 
-class _SoftmaxSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows_SF, t_F, indptr, local_source, semi_grad):
-        ctx.graph, ctx.semi_grad = (plain(indptr), plain(local_source)), semi_grad
-        out_DF, highest_DF, total_DF = (rows_SF.new_empty((len(indptr) - 1, rows_SF.shape[1])) for _ in range(3))
-        kernels_for(rows_SF).csc_softmax_sum(*ctx.graph, plain(t_F), plain(rows_SF), out_DF, highest_DF, total_DF)
-        ctx.save_for_backward(t_F, rows_SF, out_DF, highest_DF, total_DF)
-        return out_DF
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_DF):
-        given = (*ctx.graph, *(plain(tensor) for tensor in ctx.saved_tensors), plain(grad_DF))
-        rows_SF, grad_SF, grad_t_F = ctx.saved_tensors[1], None, None
-        if ctx.needs_input_grad[0]:
-            grad_SF = torch.zeros_like(rows_SF, memory_format=torch.contiguous_format)
-            kernels_for(rows_SF).csc_softmax_sum_transpose(*given, ctx.semi_grad, grad_SF)
-        if ctx.needs_input_grad[1]:
-            grad_t_DF = torch.empty_like(ctx.saved_tensors[2])
-            kernels_for(rows_SF).csc_softmax_sum_t_gradient(*given, grad_t_DF)
-            grad_t_F = grad_t_DF.sum(0)
-        return grad_SF, grad_t_F, None, None, None
-
-
 def softmax_sum(rows_SF: Tensor, t_F: Tensor, indptr: Tensor, local_source: Tensor, semi_grad: bool = False) -> Tensor:
     """[D, F]: per column the sum of the source rows, weighted with the softmax of t times them; 0 without in-edges.
 
     ``semi_grad``: the shares get no gradient; ``t_F`` must not need one then.
     """
     if has_numba_kernel(rows_SF):
-        return _SoftmaxSum.apply(rows_SF, t_F, indptr, local_source, semi_grad)
+        graph, kernels = (plain(indptr), plain(local_source)), kernels_for(rows_SF)
+
+        def forward(rows, t):
+            out_DF, highest_DF, total_DF = (rows.new_empty((len(indptr) - 1, rows.shape[1])) for _ in range(3))
+            kernels.csc_softmax_sum(*graph, plain(t), plain(rows), out_DF, highest_DF, total_DF)
+            return out_DF, (t, rows, out_DF, highest_DF, total_DF)
+
+        def backward(wanted, saved, grad_DF):
+            given = (*graph, *(plain(tensor) for tensor in saved), plain(grad_DF))
+            grad_SF, grad_t_F = None, None
+            if wanted[0]:
+                grad_SF = torch.zeros_like(saved[1], memory_format=torch.contiguous_format)
+                kernels.csc_softmax_sum_transpose(*given, semi_grad, grad_SF)
+            if wanted[1]:
+                grad_t_DF = torch.empty_like(saved[2])
+                kernels.csc_softmax_sum_t_gradient(*given, grad_t_DF)
+                grad_t_F = grad_t_DF.sum(0)
+            return grad_SF, grad_t_F
+
+        return OwnGradient.apply(forward, backward, rows_SF, t_F)
     values_EF = edge_gather(rows_SF, local_source)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not semi_grad):
         shares_EF, _ = edge_softmax(values_EF * t_F, indptr)

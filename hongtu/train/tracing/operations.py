@@ -16,16 +16,18 @@ from hongtu.kernels.dispatch import watching
 from hongtu.kernels.torch_private import Operations, memory_id, storage_id
 from hongtu.model.checks import modes_kept
 from hongtu.model.network import Network
-from hongtu.nn.block import Block, Rows
+from hongtu.nn.block import Rows
 from hongtu.plan.passes.shapes import EdgeSweeps, Sweeps
 from hongtu.train.tracing.trace import GraphForm, Traced, toy_block, with_edge_data
 
-DESTINATIONS, SOURCES, EDGES = 23, 29, 31  # of the block; numbers that no width of a model should be
+ROWS, DESTINATIONS, SOURCES, EDGES = 11, 23, 29, 31  # of stages, and of blocks; no widths of a model should be these
 
 aten = torch.ops.aten
 UNSEEN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}  # which touch nothing
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default}
 
-Aggregate = Callable[[Block, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]], list[Tensor]]
+Function = tuple[EdgeSweeps, EdgeSweeps]  # forward, and for its gradients
+Outputs = tuple[Tensor, tuple[Tensor, ...], dict[int, Tensor]]  # z, s, and values by the numbers of their modules
 
 
 class _OnEdges(Operations):
@@ -36,13 +38,10 @@ class _OnEdges(Operations):
         self._itemsize, self._columns = itemsize, dict.fromkeys((DESTINATIONS, SOURCES, EDGES), 0.0)
         self._calls = self._walks = self._rows = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
         self._calls += 1
         if not func.is_view and func not in UNSEEN:
-            self._add(*args, *(kwargs or {}).values(), out)
+            self._add(*given, out)
         return out
 
     def kernel(self, name: str, args: tuple[Any, ...]) -> None:
@@ -80,46 +79,31 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
 
 
-def edge_sweeps(
-    aggregate: Aggregate,
-    block: Block,
-    columns: int,
-    own: tuple[tuple[int, ...], tuple[int, ...]],
-    parameters: tuple[Tensor, ...],
-) -> tuple[EdgeSweeps, EdgeSweeps]:
-    """What an aggregate does forward, and for its gradients.
+def _edge_sweeps(
+    network: Network, traced: Traced, index: int, own: tuple[int, ...], form: GraphForm, parameters: tuple[Tensor, ...]
+) -> Function:
+    """What the aggregate of layer ``index`` does forward, and for its gradients, on a small block.
 
     Args:
-        block: with ``DESTINATIONS``, ``SOURCES`` and ``EDGES``, and what the layer reads beside edges.
-        columns: of the sources' rows.
-        own: columns of the destinations' rows, and of the states of edges.
+        own: columns of the destinations' rows.
         parameters: of the model.
     """
-    assert block.rows.statistics is not None
-    dtype = block.rows.statistics.dtype
-    z = torch.ones((SOURCES, columns), dtype=dtype, requires_grad=True)
-    s, e = (
-        tuple(torch.ones((rows, width), dtype=dtype, requires_grad=True) for width in widths)
-        for rows, widths in zip((DESTINATIONS, EDGES), own, strict=True)
-    )
+    layer, dtype = traced.layers[index], form.dtype
+    block = with_edge_data(toy_block(dtype, DESTINATIONS, SOURCES, EDGES), network, index, form.edges)
+    columns = {state.number: state.columns for each in traced.layers for state in each.gives}
+    shapes = [(DESTINATIONS, width) for width in own] + [(EDGES, columns[number]) for number in layer.states]
+    z, *others = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in [(SOURCES, layer.z), *shapes])
+    s, e = tuple(others[: len(own)]), tuple(others[len(own) :])
     forward, backward = _OnEdges(dtype.itemsize), _OnEdges(dtype.itemsize)
     try:
         with torch.enable_grad(), watching(forward.kernel), forward:
-            outs = [out for out in aggregate(block, z, s, e) if out.requires_grad]
-        wanted = (z, *s, *e, *(p for p in parameters if p.requires_grad))
+            outs = [out for out in network.aggregate(index, block, z, s, e) if out.requires_grad]
+        wanted = (z, *others, *(p for p in parameters if p.requires_grad))
         with watching(backward.kernel), backward:
             torch.autograd.grad(outs, wanted, [torch.ones_like(out) for out in outs], allow_unused=True)
     except Exception:  # this graph may not be one that it expects; an estimate refuses nothing, and takes it for a sum
-        return EdgeSweeps(walks=1, rows=columns), EdgeSweeps(walks=1, rows=2 * columns)
+        return EdgeSweeps(walks=1, rows=layer.z), EdgeSweeps(walks=1, rows=2 * layer.z)
     return forward.counted(), backward.counted()
-
-
-ROWS = 11  # a number that no width of a model should be
-aten = torch.ops.aten
-PRODUCTS = {aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default}
-
-Function = tuple[EdgeSweeps, EdgeSweeps]  # forward, and for its gradients
-Outputs = tuple[Tensor, tuple[Tensor, ...], dict[int, Tensor]]  # z, s, and values by the numbers of their modules
 
 
 class _OnRows(Operations):
@@ -129,15 +113,12 @@ class _OnRows(Operations):
         super().__init__()
         self.columns = self.calls = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
         self.calls += 1
         if func is aten.addmm.default:
             self._add(out, out)  # what is added is put there first, then read
         elif not func.is_view and func not in PRODUCTS:
-            self._add(*args, *(kwargs or {}).values(), out)
+            self._add(*given, out)
         return out
 
     def _add(self, *values: Any) -> None:
@@ -175,13 +156,7 @@ def _sweeps(network: Network, traced: Traced, form: GraphForm) -> Iterator[tuple
             known.update(given)
             layer, combine, function = traced.layers[index], Sweeps(), (EdgeSweeps(), EdgeSweeps())
             if layer.reduce is None and not layer.norm:
-                small = toy_block(dtype, DESTINATIONS, SOURCES, EDGES)
-                edge_block = with_edge_data(small, network, index, form.edges)
-                widths = tuple(part.shape[1] for part in s)
-                columns = {state.number: state.columns for each in traced.layers for state in each.gives}
-                states = tuple(columns[number] for number in layer.states)
-                aggregate = partial(network.aggregate, index)
-                function = edge_sweeps(aggregate, edge_block, layer.z, (widths, states), parameters)
+                function = _edge_sweeps(network, traced, index, tuple(part.shape[1] for part in s), form, parameters)
             a = torch.ones((ROWS, layer.a), dtype=dtype)
 
 
@@ -196,23 +171,20 @@ def _stage(network: Network, index: int, rows: Rows, h: Tensor | None, values: i
 
 
 def _counted(
-    call: Callable[..., Outputs], inputs: tuple[Tensor, ...], there: tuple[Tensor, ...], *, leaves: bool = True
+    call: Callable[..., Outputs],
+    inputs: tuple[Tensor, ...],
+    there: tuple[Tensor, ...],
+    *,
+    leaves: bool = True,
+    saving: bool = True,
 ) -> tuple[Sweeps, Outputs]:
     """What a function of rows does, forward and backward, and what it gives.
 
     Args:
         there: what it reads beside its inputs, parameters among it.
         leaves: the inputs' gradients are wanted.
+        saving: what it saves is counted, by hooks, which some functions refuse.
     """
-    try:
-        return _watched(call, inputs, there, leaves, saving=True)
-    except Exception:  # some functions refuse hooks; what is wrong without them is the caller's
-        return _watched(call, inputs, there, leaves, saving=False)
-
-
-def _watched(
-    call: Callable[..., Outputs], inputs: tuple[Tensor, ...], there: tuple[Tensor, ...], leaves: bool, *, saving: bool
-) -> tuple[Sweeps, Outputs]:
     own = [x.detach().clone().requires_grad_(leaves) for x in inputs]
     theirs = {storage_id(x) for x in (*own, *there)}
     saved: dict[int, int] = {}
@@ -226,12 +198,20 @@ def _watched(
         return x
 
     forward, backward = _OnRows(), _OnRows()
-    hooks = saved_tensors_hooks(save, lambda x: x) if saving else nullcontext()
-    with torch.enable_grad(), hooks, forward:
-        z, s, values = call(*own)
-    outs = [z, *s, *values.values()]
-    _differentiate(outs, [*own, *there], backward)
-    for out in outs:  # where they are put, they are saved, too
+    try:
+        with torch.enable_grad(), saved_tensors_hooks(save, lambda x: x) if saving else nullcontext(), forward:
+            z, s, values = call(*own)
+        given = [z, *s, *values.values()]
+        outs = list({id(out): out for out in given if out.requires_grad}.values())
+        wanted, ones = [x for x in (*own, *there) if x.requires_grad], [torch.ones_like(out) for out in outs]
+        if outs and wanted:
+            with backward, suppress(RuntimeError):  # a layer without gradients is refused where it trains
+                torch.autograd.grad(outs, wanted, ones, allow_unused=True)
+    except Exception:  # what is wrong without hooks is the caller's
+        if not saving:
+            raise
+        return _counted(call, inputs, there, leaves=leaves, saving=False)
+    for out in given:  # where they are put, they are saved, too
         saved.pop(storage_id(out), None)
     counted = Sweeps(
         forward=forward.columns,
@@ -241,12 +221,3 @@ def _watched(
         saved=sum(saved.values()),
     )
     return counted, (z, s, values)
-
-
-def _differentiate(outputs: list[Tensor], inputs: list[Tensor], seen: _OnRows) -> None:
-    outs = list({id(out): out for out in outputs if out.requires_grad}.values())
-    wanted = [x for x in inputs if x.requires_grad]
-    if outs and wanted:
-        ones = [torch.ones_like(out) for out in outs]
-        with seen, suppress(RuntimeError):  # a layer without gradients is refused where it trains
-            torch.autograd.grad(outs, wanted, ones, allow_unused=True)

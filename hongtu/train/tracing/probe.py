@@ -217,13 +217,8 @@ class _Probe:
             shape = replace(shape, sparse_input=replace(rows, width=shape.features))
         choice = Choice(fuse=plan.choice.fuse, padded=plan.apart)
         if self.whole:
-            choice = replace(
-                choice,
-                save=plan.choice.save,
-                resident=plan.resident,
-                structure=plan.choice.structure,
-                ordered=plan.choice.ordered,
-            )
+            own = {name: getattr(plan.choice, name) for name in ("save", "structure", "ordered")}
+            choice = replace(choice, resident=plan.resident, **own)
         small = make_plan(topology, schedule, shape, plan.strategy, choice=choice)
         host = _placeholder_rows(small, self.dtype, ceil(part * _most_with_loss(view, self.loss)), kind)
         device = (_Cleared if self.whole else CpuDevice)("probe", None, Traffic(), kernels=in_use())

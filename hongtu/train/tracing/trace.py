@@ -66,12 +66,11 @@ def trace(network: Network, form: GraphForm) -> Traced:
         torch.no_grad(),
         torch.random.fork_rng(devices=[]),
         network.without_autocast(),
+        _buffers_left(network),
     ):
-        versions = _buffer_versions(network)
         found, _ = _run(network, form, training=False)
         with torch.enable_grad():  # to see what depends on a parameter that is trained
             trained, _ = _run(network, form, training=True)
-        _check_buffers(network, versions)
     merged = _common(found, trained)
     network.forms.shared = [tuple(columns is None for columns in layer.s) for layer in merged.layers]
     network.forms.same_as = {value.number: value.same_as for value in merged.values}
@@ -110,9 +109,10 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
 def constant_layers(network: Network, form: GraphForm) -> int:
     """How many layers, from the first on, aggregate the same in every epoch where the features are constant: their
     aggregates are linear, and no parameter, buffer or randomness is in the stages before them."""
-    if any(is_random(module) or drops(module) for module in _around_input(network)):
-        return 0
-    if any(_has_buffers(module) or is_altered(module) for _, module in network.row_modules[0]):
+    first = network.layers[0]
+    calls = type(first).transform not in (Layer.transform, WholeGraphNorm.transform)
+    own = [first] if calls or getattr(first, "drop_edges", None) is not None else []  # whose methods stage 0 may call
+    if any(map(_draws, own)) or any(_changes(module) for _, module in network.row_modules[0]):
         return 0
     with modes_kept(network.modules), _differentiated(network):
         found, _ = _run(network, form, training=network.modules.training)
@@ -124,26 +124,18 @@ def constant_layers(network: Network, form: GraphForm) -> int:
     return len(network.layers)
 
 
-def _around_input(network: Network) -> list[nn.Module]:
-    """The modules whose methods stage 0 may call."""
-    first = network.layers[0]
-    calls = type(first).transform not in (Layer.transform, WholeGraphNorm.transform)
-    own = [first] if calls or getattr(first, "drop_edges", None) is not None else []
-    return own + [module for _, module in network.row_modules[0]]
-
-
 def _around_stage(network: Network, index: int) -> list[nn.Module]:
     """The modules whose methods an inner stage may call."""
     return [*network.layers[index - 1 : index + 1], *(module for _, module in network.row_modules[index])]
 
 
+def _draws(module: nn.Module) -> bool:
+    return is_random(module) or drops(module)
+
+
 def _changes(module: nn.Module) -> bool:
     """Whether a module without trained parameters may give something else in the next epoch."""
-    return is_random(module) or drops(module) or _has_buffers(module) or is_altered(module)
-
-
-def _has_buffers(module: nn.Module) -> bool:
-    return next(module.buffers(), None) is not None
+    return _draws(module) or next(module.buffers(), None) is not None or is_altered(module)
 
 
 @contextmanager
@@ -237,15 +229,17 @@ def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 
     return Traced(tuple(layers), tuple(values), out.shape[1]), out
 
 
-def _buffer_versions(network: Network) -> dict[str, int]:
-    """How many times every buffer was written to."""
-    return {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
+@contextmanager
+def _buffers_left(network: Network) -> Iterator[None]:
+    """Inside, no module may update a buffer when it runs: it would once per chunk and again in recomputation.
 
-
-def _check_buffers(network: Network, before: dict[str, int]) -> None:
-    """Refuse modules that update a buffer when they run: once per chunk and again in recomputation."""
-    for name, version in _buffer_versions(network).items():
-        if before.get(name) != version:
+    Raises:
+        InputError: naming the buffer.
+    """
+    before = {name: times_written(buffer) for name, buffer in network.modules.named_buffers()}
+    yield
+    for name, buffer in network.modules.named_buffers():
+        if before.get(name) != times_written(buffer):
             raise InputError(
                 f"{network.title(int(name.split('.')[0]))}: its buffer {name!r} changes in training, once per chunk "
                 "and recomputation instead of once per epoch; use a module without running state"
