@@ -91,8 +91,8 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     tried = [with_spilled(plan, dict.fromkeys(by_cost[:k], 0), ahead=ahead) for k in counts for ahead in (True, False)]
     found = next((one for one in tried if need(one) <= limit.left), None)
     if found is None:
-        chunks = ", or smaller chunks: a smaller device_memory" if limit.left > 0 else ""
-        raise refusal(min(tried, key=need), f"give more{chunks}")
+        also = ", or smaller chunks: a smaller device_memory" if limit.left > 0 else ""
+        raise refusal(min(tried, key=need), f"give more{also}")
     for name in reversed(by_cost):  # what was not enough before may not be wanted beside what came later
         if name in found.choice.spilled:
             chunks = range(0, plan.topology.chunks + 1, plan.topology.chunks if name == OUTPUT else 1)
