@@ -13,7 +13,6 @@ import atexit
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from functools import update_wrapper
 from hashlib import sha256
@@ -27,8 +26,6 @@ LOOPS, ARRAYS = 300_000, 100_000_000  # elements that plain loops, and plain ope
 AT_ONCE = 5_000_000  # elements in one call: operations on arrays take several times the memory of compiled loops
 SMALL = 1 << 16  # edges and vertices of a graph up to which plain kernels take no longer than compiling
 ALWAYS = os.environ.get("HONGTU_COMPILE") == "always"  # kernels are compiled by their first call, as in large graphs
-
-_lock = threading.RLock()
 
 
 def compiled(
@@ -87,10 +84,12 @@ class Compiled:
 
     @property
     def dispatcher(self) -> Any:
-        """What ``numba.njit`` makes of the function and of those that it calls."""
+        """What ``numba.njit`` makes of the function and of those that it calls; two threads that ask at the same time
+        may each make one. There is no lock: an interrupt could leave it locked, and other threads would wait for
+        ever."""
         if self._dispatcher is None:
-            with _lock:
-                self._dispatcher = self._dispatcher or _make(self.py_func, self.targetoptions)
+            made = _make(self.py_func, self.targetoptions)
+            self._dispatcher = self._dispatcher or made
         return self._dispatcher
 
     @property
@@ -135,9 +134,8 @@ def _for_numba(function: Any) -> dict[str, Any]:
         if isinstance(value, Compiled):
             found[name] = value.dispatcher
         elif hasattr(value, "teach_numba"):
-            teach = value.teach_numba
-            del value.teach_numba
-            teach()
+            value.teach_numba()  # until it is taught; twice does no harm
+            vars(value).pop("teach_numba", None)
     return found
 
 

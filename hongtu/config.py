@@ -189,8 +189,11 @@ def spec_width(field: str, spec: Any, forms: tuple[str, ...]) -> int:
     raise InputError(f"{field}: {spec!r}, expected {' or '.join(forms)} with a positive number for the capital")
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, name: str = "size") -> int:
     """Bytes of a size such as "2GiB" or "500MB"; a bare number is bytes.
+
+    Args:
+        name: of the setting, for people.
 
     >>> parse_bytes("2GiB"), parse_bytes("1.5 KB"), parse_bytes("300")
     (2147483648, 1500, 300)
@@ -208,15 +211,19 @@ def parse_bytes(text: str | int) -> int:
     if size <= 0 or (unit == 1 and size != number) or (isinstance(text, float) and size < 1024):
         also = "; only device_memory (--device-memory) may be a percentage" if str(text).strip().endswith("%") else ""
         if number:
-            also = "; a number alone is bytes, and '50%' half of what the run would take without a limit"
+            share = ", and '50%' half of what the run would take without a limit" if name == "device_memory" else ""
+            also = f"; a number alone is bytes{share}"
         raise InputError(
-            f"size {reprlib.repr(text)}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB{also}"
+            f"{name} {reprlib.repr(text)}: expected a positive number with a unit, such as 512MiB, 2GiB or 1.5GB{also}"
         )
     return size
 
 
-def parse_share(text: object) -> float | None:
+def parse_share(text: object, name: str = "budget") -> float | None:
     """The share that a percentage says; None for what is none.
+
+    Args:
+        name: of the setting, for people.
 
     >>> parse_share("25%"), parse_share("25MB")
     (0.25, None)
@@ -231,7 +238,7 @@ def parse_share(text: object) -> float | None:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise InputError(f"budget {text!r}: expected a percentage from above 0 to 100")
+        raise InputError(f"{name} {text!r}: expected a percentage from above 0 to 100")
     return share
 
 

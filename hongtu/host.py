@@ -80,14 +80,17 @@ def check_disk(directory: str | os.PathLike[str], needed: int, *, make: bool = F
     Raises:
         InputError: with the bytes needed and those that are free.
     """
-    if not isinstance(directory, str | os.PathLike):
+    if not isinstance(directory, str | os.PathLike) or directory == "":
         raise InputError(f"spill: found {directory!r}, expected the path of a directory")
-    path = Path(directory)
-    with contextlib.suppress(OSError):
+    path, why = Path(directory), ""
+    try:
         if make:
             path.mkdir(parents=True, exist_ok=True)
-    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
-        raise InputError(f"spill {directory}: not a writable directory; make it, or give another (--spill DIR)")
+        there = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        there, why = False, f" ({error.strerror})"
+    if not there:
+        raise InputError(f"spill {directory}: not a writable directory{why}; make it so, or give another (--spill DIR)")
     free = shutil.disk_usage(path).free
     if needed > free:
         raise InputError(

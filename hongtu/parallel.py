@@ -93,14 +93,12 @@ class _Crew:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._size, self._lock = 0, threading.Lock()
+        self._size = 0
 
     def help(self, job: _Job, helpers: int) -> None:
-        if self._size < helpers:
-            with self._lock:
-                for _ in range(helpers - self._size):
-                    threading.Thread(target=self._run, name="hongtu parts", daemon=True).start()
-                    self._size += 1
+        for _ in range(helpers - self._size):  # two callers may make more
+            threading.Thread(target=self._run, name="hongtu parts", daemon=True).start()
+            self._size += 1
         for _ in range(helpers):
             self._jobs.put(job)
 

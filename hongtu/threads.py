@@ -100,8 +100,8 @@ class SharedCores:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # an interrupt may keep it from being released; its thread goes on
-        self._inside, self.crowded = 0, False
+        self._inside: list[bool] = []  # no lock: an interrupt may keep one from being released
+        self.crowded = False
         self._left = 0.0
         self._watch: threading.Thread | None = None
         self._over = threading.Event()
@@ -118,22 +118,22 @@ class SharedCores:
         if time.monotonic() - getattr(_looked, "at", -LINGER) >= LINGER:
             follow_quota()
             _looked.at = time.monotonic()
-        with self._lock:
-            self._inside += 1
-            if chosen_by_user() or (self._watch is not None and self._watch.is_alive()):
-                return
+        self._inside.append(True)
+        if not (chosen_by_user() or (self._watch is not None and self._watch.is_alive())):
             self._watch = threading.Thread(target=self._look, name="hongtu threads", daemon=True)
             self._watch.start()
 
     def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            self._left = time.monotonic()
+        self._inside.pop()
+        self._left = time.monotonic()
 
     def _look(self) -> None:
         team: IdleTeam | None = None
         crowd, looks = Crowd(), 0
+        mine = self._watch
         while (self._inside or time.monotonic() - self._left < LINGER) and not self._over.wait(PERIOD):
+            if self._watch is not mine:  # another thread has begun one at the same time
+                break
             others, looks = crowd.others(), looks + 1
             if team is not None and (others < CALM or (looks % LIBRARIES_EVERY == 0 and team.libraries != openmp())):
                 team.release()

@@ -44,7 +44,7 @@ def room_for_blocks(memory: str | None, num_vertices: int) -> int | None:
     >>> room_for_blocks("1GiB", 1_000_000) >> 20
     662
     """
-    return None if memory is None else parse_bytes(memory) - INTERPRETER - PER_VERTEX * num_vertices
+    return None if memory is None else parse_bytes(memory, "memory") - INTERPRETER - PER_VERTEX * num_vertices
 
 
 def check_limit(memory: str | None, predicted: int, smallest: int) -> None:
@@ -53,7 +53,7 @@ def check_limit(memory: str | None, predicted: int, smallest: int) -> None:
     Raises:
         InputError: with the bytes, and the options that take the least.
     """
-    if memory is not None and predicted > parse_bytes(memory):
+    if memory is not None and predicted > parse_bytes(memory, "memory"):
         less = f", or pass --partitioner streaming --order input, which takes {smallest}" * (smallest < predicted)
         raise InputError(f"memory is {memory}, preprocessing takes up to {predicted} bytes; give more{less}")
 

@@ -101,5 +101,5 @@ def parse_budgets(texts: Sequence[str]) -> list[float | int | None]:
     found: list[float | int | None] = []
     for text in texts:
         share = parse_share(text)
-        found.append(None if text == "none" else parse_bytes(text) if share is None else share)
+        found.append(None if text == "none" else parse_bytes(text, "budget") if share is None else share)
     return found

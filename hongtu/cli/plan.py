@@ -179,7 +179,7 @@ def _given(config: ModelConfig, plan: ExecutionPlan, budget: int | None, hardwar
         "strategy": config.strategy,
         "hardware": hardware.name,
         "device_memory": budget,
-        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory),
+        "host_memory": None if config.host_memory is None else parse_bytes(config.host_memory, "host_memory"),
         **{name: getattr(plan.shape, name) or "float32" for name in HOST_DTYPES},
     }
 

@@ -154,8 +154,8 @@ def describe_counts(
 
     given = hardware.memory_for(partitions) if config.device_memory is None else config.device_memory
     share = given if isinstance(given, str) and given.endswith("%") else None  # of what no limit would take
-    budget = None if share is not None or given is None else parse_bytes(str(given))
-    host = None if config.host_memory is None else parse_bytes(config.host_memory)
+    budget = None if share is not None or given is None else parse_bytes(str(given), "device_memory")
+    host = None if config.host_memory is None else parse_bytes(config.host_memory, "host_memory")
 
     def described(kind: str, *, hubs: bool) -> dict[str, Any] | None:
         """What is printed of one kind of graph; None where its hubs do not fit."""

@@ -83,24 +83,29 @@ class ThreadStream:
 
     def __init__(self, begin: Callable[[], object] = lambda: None) -> None:
         self._begin = begin
-        self._work: queue.Queue[Callable[[], object] | None] = queue.Queue(_QUEUED)
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_QUEUED)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], object]) -> None:
         if self._thread is None:
-            arguments = self._work, weakref.ref(self), self._begin
+            arguments = self._work, self._room, weakref.ref(self), self._begin
             self._thread = threading.Thread(target=_work_off, args=arguments, daemon=True)
             self._thread.start()
-            weakref.finalize(self, self._work.put, None)
-        self._work.put(work)
+            weakref.finalize(self, self._work.put, None)  # which waits for nobody, wherever Python looks for garbage
+        self._put(work)
 
     def record(self) -> Event:
         if self._thread is None:
             return DONE
         event = ThreadEvent(self)
-        self._work.put(event.come)
+        self._put(event.come)
         return event
+
+    def _put(self, piece: Callable[[], object]) -> None:
+        self._room.acquire()
+        self._work.put(piece)
 
     def wait(self, event: Event, why: str) -> None:
         if event is not DONE:
@@ -117,13 +122,17 @@ class ThreadStream:
 
 
 def _work_off(
-    work: queue.Queue[Callable[[], object] | None], owner: weakref.ref[ThreadStream], begin: Callable[[], object]
+    work: queue.SimpleQueue[Callable[[], object] | None],
+    room: threading.Semaphore,
+    owner: weakref.ref[ThreadStream],
+    begin: Callable[[], object],
 ) -> None:
     begin()
     while True:
         piece = work.get()
         if piece is None:
             return
+        room.release()
         try:
             piece()
         except BaseException as error:  # raised where somebody waits for it

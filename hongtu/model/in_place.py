@@ -43,20 +43,19 @@ class ChangingProxy(fx.Proxy):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a parameter that is trained has part in it."""
-        return _is_learned(self.node, self.tracer.root)  # type: ignore[attr-defined]
+        """Whether a parameter that is trained has part in it, and what is computed now has gradients."""
+        own = self.node.op == "get_attr"
+        return (own or torch.is_grad_enabled()) and _is_learned(self.node, self.tracer.root)  # type: ignore[attr-defined]
 
     def register_hook(self, hook: Any) -> None:
-        raise InputError(
-            f"{getattr(self.tracer, 'title', '')}.forward registers a hook on rows, which no trace shows; write a "
-            "torch.autograd.Function with that backward"
+        raise self.tracer.refused(  # type: ignore[attr-defined]
+            "registers a hook on rows, which no trace shows; write a torch.autograd.Function with that backward"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "data":
-            raise InputError(
-                f"{getattr(self.tracer, 'title', '')}.forward sets the data of rows, which no trace shows; make new "
-                "ones, as h = h * 2"
+            raise self.tracer.refused(  # type: ignore[attr-defined]
+                "sets the data of rows, which no trace shows; make new ones, as h = h * 2"
             )
         super().__setattr__(name, value)
 
@@ -78,7 +77,7 @@ class ChangingProxy(fx.Proxy):
             rows = self.tracer.rows(self)  # type: ignore[attr-defined]  # the model is where they are, and as exact
             return getattr(rows, name)
         known = hasattr(torch.Tensor, name) or self.tracer.has(self, name)  # type: ignore[attr-defined]
-        if not known or name == "__class__" or name.startswith("__array_"):
+        if not known or name == "__class__" or name.startswith(("__array_", "__cuda_array_", "__dlpack")):
             asked = "; ask type(...)" if name == "__class__" else ""
             raise AttributeError(f"'Tensor' object has no attribute {name!r}{asked}")
         found = (_Shape if name == "shape" else _ChangingAttribute)(self, name)
@@ -86,11 +85,17 @@ class ChangingProxy(fx.Proxy):
             return self.tracer.answer(found, lambda value: value)  # type: ignore[attr-defined]
         return found
 
+    def __copy__(self) -> fx.Proxy:
+        return self.detach()  # as torch's: of the same numbers, without their gradients
+
     def __deepcopy__(self, memo: dict[int, Any]) -> fx.Proxy:
         return self
 
     def __str__(self) -> str:
         return self.tracer.text(self)  # type: ignore[attr-defined]
+
+    def __format__(self, how: str) -> str:
+        return self.tracer.text(self, how)  # type: ignore[attr-defined]
 
     def __array__(self, *dtype: Any, **options: Any) -> np.ndarray:
         try:
@@ -104,6 +109,9 @@ class ChangingProxy(fx.Proxy):
             if part.target is operator.getitem and part.args == (self.node, self.tracer.create_arg(where)):
                 values.node.target = getattr(operator, _label(values.node, None)[1:])
         self.tracer.create_proxy("call_function", write_, (self, where, values), {})
+
+    def __round__(self, *digits: int) -> Any:
+        return self.tracer.answer(self, lambda number: round(number, *digits))  # type: ignore[attr-defined]
 
 
 class _ChangingAttribute(fx.proxy.Attribute, ChangingProxy):
@@ -134,6 +142,10 @@ class ChangesTracer(fx.Tracer):
         """
         raise fx.proxy.TraceError("its way depends on what is traced")
 
+    def refused(self, what: str) -> Exception:
+        """What to raise for what a forward does; it is raised even where the forward goes on."""
+        return InputError(f"it {what}")
+
     def has(self, proxy: fx.Proxy, name: str) -> bool:
         """Whether a value of the trace may have an attribute that tensors have not, as a matrix of edges."""
         return proxy.node.op != "placeholder" or proxy.node.target not in _ROWS
@@ -142,8 +154,8 @@ class ChangesTracer(fx.Tracer):
         """Those that a value is made of, or are where it is: the first argument."""
         return self.proxy(next(iter(self.graph.nodes)))
 
-    def text(self, proxy: fx.Proxy) -> str:
-        """What a value of the trace is as text."""
+    def text(self, proxy: fx.Proxy, how: str = "") -> str:
+        """What a value of the trace is as text, as ``format`` gives it."""
         return repr(proxy)
 
     def to_bool(self, obj: fx.Proxy) -> bool:

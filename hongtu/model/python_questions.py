@@ -17,8 +17,8 @@ _standing: list[Callable[[Any], Any]] = []  # of every trace that goes on, the i
 
 
 def _shown(value: Any) -> Any:
-    """What a value stands for, but for torch and torch.fx, who know what a trace has."""
-    if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
+    """What a value stands for, but for torch and torch.fx, who know what a trace has, and ``copy.copy``."""
+    if sys._getframe(2).f_globals.get("__name__", "").startswith(("torch.", "copy")):
         return value
     _standing.append(_same)  # for what is asked meanwhile
     try:

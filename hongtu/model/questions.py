@@ -207,19 +207,26 @@ class Questions:
         if (any(tensors) and not part) or node.op == "get_attr":
             raise Unanswered(OF_NUMBERS)
         if not part and both[0] != both[1]:
-            raise Unanswered(OF_ROWS)
+            raise Unanswered(OF_NUMBERS if self._of_numbers(node) else OF_ROWS)
         if node.target in (operator.eq, operator.ne) and self._are_alike(node):
             return True
         if all(tensors):
             return isinstance(both[0], Tensor)
         name = label(node)
         self.asked.device = self._device.type if name in _OF_DEVICE else self.asked.device
+        if self._of_numbers(node):
+            raise Unanswered(OF_NUMBERS)
         if any(isinstance(self.example(other), Tensor) for other in before):
-            if name not in (_ATTRIBUTES if node.target is getattr else _METHODS):
-                raise Unanswered(OF_NUMBERS)
             return name in _OF_SIZES
         taken_apart = node.target in (operator.getitem, len)
         return any([self._check(other, part=taken_apart and k == 0) for k, other in enumerate(before)])
+
+    def _of_numbers(self, node: fx.Node) -> bool:
+        """Whether a value that is no tensor is made of what tensors hold, and not of their form alone."""
+        before = node.all_input_nodes
+        if any(isinstance(self.example(other), Tensor) for other in before):
+            return label(node) not in (_ATTRIBUTES if node.target is getattr else _METHODS)
+        return any(map(self._of_numbers, before))
 
     def _are_alike(self, node: fx.Node) -> bool:
         """Whether two sizes or shapes are compared that are the same whatever the graph."""

@@ -42,12 +42,13 @@ class Tracer(ChangesTracer):
     def __init__(self, title: str, questions: Questions | None = None) -> None:
         super().__init__(autowrap_functions=tuple(functions_of_edges().values()))
         self.title, self.questions, self.made = title, questions, list[nn.Module]()
-        self.modes = _modes()
+        self.modes: tuple[bool, bool] | None = _modes()
         self.unanswered: Exception | None = None
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         with self._functions_called():
             graph = super().trace(root, concrete_args)
+        self.modes = None  # what is kept of it may be used in another trace
         if self.unanswered is not None:  # a forward that goes on where it fails
             raise self.unanswered
         return graph
@@ -55,8 +56,9 @@ class Tracer(ChangesTracer):
     @contextmanager
     def _functions_called(self) -> Iterator[None]:
         """Inside, a ``torch.autograd.Function`` is called as one function, with its own backward, what is checkpointed
-        is traced, and what stands for rows, edges or a ``Data`` is such for those who ask."""
-        plain = Function.__dict__["apply"]
+        is traced, ``torch.tensor`` takes sizes, and what stands for rows, edges or a ``Data`` is such for those who
+        ask."""
+        plain, make = Function.__dict__["apply"], torch.tensor
 
         def apply(cls: type[Function], *args: Any, **options: Any) -> Any:
             if cls is CheckpointFunction:
@@ -72,12 +74,19 @@ class Tracer(ChangesTracer):
             call.__name__ = cls.__name__
             return self.create_proxy("call_function", call, args, options)
 
+        def tensor(data: Any, **options: Any) -> Tensor:
+            def told(x: Any) -> Any:
+                return self.answer(x, lambda value: value) if isinstance(x, fx.Proxy) else x
+
+            return make(fx.node.map_aggregate(data, told), **options)
+
         Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        torch.tensor = tensor  # type: ignore[assignment]
         try:
             with answered_for(self._stands_for):
                 yield
         finally:
-            Function.apply = plain  # type: ignore[method-assign]
+            Function.apply, torch.tensor = plain, make  # type: ignore[method-assign]
 
     def _stands_for(self, value: Any) -> Any:
         """What is asked in place of a traced value."""
@@ -103,28 +112,38 @@ class Tracer(ChangesTracer):
                 self.unanswered = failed
             raise failed from None
 
+    def refused(self, what: str) -> Exception:
+        self.unanswered = self.unanswered or InputError(f"{self.title}.forward {what}")
+        return self.unanswered
+
     def has(self, proxy: fx.Proxy, name: str) -> bool:
         with suppress(Unanswered):
             if self.questions is not None and proxy.node.op != "placeholder":
                 return hasattr(self.questions.example(proxy.node), name)
         return super().has(proxy, name)
 
-    def text(self, proxy: fx.Proxy) -> str:
+    def text(self, proxy: fx.Proxy, how: str = "") -> str:
         with suppress(Unanswered):
             if self.questions is not None and not isinstance(self.questions.example(proxy.node), Tensor):
-                return self.questions.answer(proxy.node, str)
+                return self.questions.answer(proxy.node, lambda value: format(value, how))
         return super().text(proxy)
 
     def create_node(self, kind: str, target: Any, *given: Any, **options: Any) -> fx.Node:
-        if kind.startswith("call") and self.root.training and (now := _modes()) != self.modes:
+        if kind.startswith("call") and self.root.training and self.modes not in (None, now := _modes()):
             how, remedy = "under torch.autocast", "take it out, and pass autocast=torch.bfloat16 to hongtu.Trainer"
-            if now[0] != self.modes[0]:
+            if self.modes and now[0] != self.modes[0]:
                 how, remedy = "under torch.no_grad", "take it out, and .detach() what is computed there"
             name = getattr(target, "__name__", str(target).removeprefix("model."))
-            raise InputError(f"{self.title}.forward calls {name} {how}, which its trace does not show; {remedy}")
+            raise self.refused(f"calls {name} {how}, which its trace does not show; {remedy}")
+        if target in ("backward", torch.autograd.backward, torch.autograd.grad):
+            raise self.refused(
+                "takes gradients itself, which its trace does not show; return what the loss is taken of, or write a "
+                "torch.autograd.Function"
+            )
         taken_out = kind == "call_method" and target in ("numpy", "tolist") and self.questions is not None
         if taken_out and gives_rows(given[0][0]):
-            raise fx.proxy.TraceError(OF_NUMPY)
+            self.unanswered = self.unanswered or fx.proxy.TraceError(OF_NUMPY)
+            raise self.unanswered
         return super().create_node(kind, target, *given, **options)
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -206,7 +225,8 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
 
     def trace_in(tracer: Tracer, mode: bool) -> fx.Graph:
         modes = [(module, module.training) for module in root.train(mode).modules()]
-        graph = tracer.trace(root)
+        with torch.set_grad_enabled(mode and torch.is_grad_enabled()):  # who evaluates takes no gradients
+            graph = tracer.trace(root)
         if switched := [module for module, flag in modes if module.training != flag]:
             raise InputError(
                 f"{title}.forward calls train() or eval() of a {type(switched[0]).__name__}, which its trace does not "
@@ -265,8 +285,8 @@ def traced(root: nn.Module, title: str, make: Callable[[], Tracer] | None = None
         )
     if calls[0] != calls[1] or len({str(tracer.made) for tracer in tracers}) > 1:
         raise InputError(
-            f"{title}.forward does something else in evaluation (self.training) than in training; only "
-            "torch.nn.functional.dropout and torch_geometric.utils.dropout_edge may, called with "
+            f"{title}.forward does something else in evaluation (self.training, h.requires_grad) than in training; "
+            "only torch.nn.functional.dropout and torch_geometric.utils.dropout_edge may, called with "
             "training=self.training: leave the rest to modules, or to what is done with the predictions"
         )
     for one, other in zip(training.nodes, evaluation.nodes, strict=True):

@@ -28,7 +28,10 @@ def untraceable(error: Exception, root: Root, title: str) -> InputError:
     if OF_NUMPY in reason:
         remedy = "torch's functions take rows, as torch.tanh(h) for numpy.tanh(h), and give gradients"
     elif isinstance(error, TraceError):
-        remedy = "its way must be the same for every graph: make what decides in __init__, or give its layers as a list"
+        remedy = (
+            "its way must be the same for every graph: leave out what prints or checks numbers, make what decides in "
+            "__init__, or give its layers as a list"
+        )
     elif isinstance(error, NoField):
         reason, remedy = (
             f"it asks for {str(error)!r}",

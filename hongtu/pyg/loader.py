@@ -108,7 +108,7 @@ class NeighborLoader(DataLoader):
             what |= {"split": f"{len(seeds)} vertices, checksum {zlib.crc32(seeds.tobytes())}"}
             with ranks.call("NeighborLoader"):
                 ranks.check_same(what)
-            self.windows = Windows(sampler, ranks, window, parse_bytes(cache_memory))
+            self.windows = Windows(sampler, ranks, window, parse_bytes(cache_memory, "cache_memory"))
         super().__init__(_Batches(sampler), sampler=self._epochs, batch_size=None, collate_fn=_itself, **options)
 
     def __iter__(self) -> Any:

@@ -165,18 +165,10 @@ class Together(ABC):
         """Of all ranks' numbers, added by rank."""
         return sum(self.gather(value)) if self.size > 1 else value
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter], loss: float, alike: Callable[[], Any]) -> float:
-        """Make gradients those of the sum of all ranks' losses, and return that.
-
-        Args:
-            alike: what must be the same on every rank, by name, as for ``check_same``.
-        """
-        if self.size == 1:
-            return loss
-        found = self.gather((loss, alike()))
-        _compare([others for _, others in found])
+    def add_gradients(self, parameters: Iterable[nn.Parameter], loss: float) -> float:
+        """Make gradients those of the sum of all ranks' losses, and return that."""
         self.add_up(p.grad for p in parameters if p.grad is not None)
-        return sum(loss for loss, _ in found)
+        return self.sum(loss)
 
     def take_model(self, modules: nn.Module) -> None:
         """Begin with rank 0's parameters and buffers."""

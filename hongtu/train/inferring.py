@@ -38,6 +38,7 @@ from hongtu.ranks.together import Alone, called_by_all
 from hongtu.train.evaluators import Evaluation
 from hongtu.train.network_plan import Job
 from hongtu.train.outputs import check_rows_file, write_rows
+from hongtu.train.ranked import state_of
 from hongtu.train.resumable import Resumable
 from hongtu.train.runtime import Runtime
 from hongtu.train.settings import adam, make_loss
@@ -178,6 +179,11 @@ class Inferring(Resumable):
             return "val"
         return LOSS_OF_VAL if mode == "min" and isinstance(self._loss, MeanLoss) else None
 
+    def _check_ranks_alike(self) -> None:
+        """Before a run, of whatever has been changed on some ranks alone."""
+        if self.ranks.size > 1:
+            self.ranks.check_same(state_of(self.model, self._named, self.optimizer))
+
     @torch.inference_mode(False)
     def _infer(self, runtime: Runtime, use: Callable[[Tensor, Tensor], T]) -> T:
         """What is made of a model's output, [V, C] in new order, and the original id of every row, int64 [V]."""
@@ -189,6 +195,7 @@ class Inferring(Resumable):
                 self.inferred = engine.record(self.epoch, math.nan, perf_counter() - start)
                 return use(self._share.own(out), self._share.own(engine.host["ids"]))
 
+        self._check_ranks_alike()
         return runtime.run(work)
 
     @torch.inference_mode(False)

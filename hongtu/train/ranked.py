@@ -138,9 +138,10 @@ def check_ranked(
             part for part in of_torch if may_draw(part) and getattr(part, "p", None) != 0
         ]  # a rate of 0 draws nothing
         if drawn:
+            like = "use hongtu.nn.Dropout, which draws by vertex, or " if type(drawn[0]) is nn.Dropout else ""
             raise InputError(
                 f"{network.title(index)}: {type(drawn[0]).__name__} of torch draws by chunk, and a vertex is in chunks "
-                "of several ranks; use hongtu.nn.Dropout, which draws by vertex"
+                f"of several ranks; {like}{ALONE}"
             )
     network.must_not_draw = True
 
@@ -198,13 +199,22 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{name: x for name, x in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-def stepped(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What must be the same on every rank in every epoch, by name; nobody may have changed it on some alone."""
-    rates = {f"learning rate {k}": float(group["lr"]) for k, group in enumerate(optimizer.param_groups)}
-    return rates | {
-        f"parameter {name}": f"{'' if p.requires_grad else 'fixed '}numbers of checksum {checksum(p):08x}"
-        for name, p in named
-    }
+PLANNED = ("transform_first", "once_per_vertex")  # attributes of layers that each rank's plan sets
+
+
+def state_of(
+    model: nn.Module, named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """What must be the same on every rank whenever it runs, by name; nobody may have changed it on some alone."""
+    found = {f"learning rate {k}": str(float(group["lr"])) for k, group in enumerate(optimizer.param_groups)}
+    for name, p in named:
+        found[f"parameter {name}"] = f"{'' if p.requires_grad else 'fixed '}numbers of checksum {checksum(p):08x}"
+    for place, part in model.named_modules():
+        kept = [(name, x) for name, x in vars(part).items() if isinstance(x, bool | float | str) and name[0] != "_"]
+        kept = [(name, x) for name, x in kept if name not in PLANNED]
+        kept += [(name, f"of checksum {checksum(x):08x}") for name, x in part.named_buffers(recurse=False)]
+        found[f"module {place} ({type(part).__name__})"] = "\n".join(f"{name} {x}" for name, x in kept)
+    return found
 
 
 def described(model: nn.Module, optimizer: Any, scheduler: Any, loss: Any, more: dict[str, Any]) -> dict[str, Any]:
@@ -215,6 +225,6 @@ def described(model: nn.Module, optimizer: Any, scheduler: Any, loss: Any, more:
         "loss": likeness(loss),
         "scheduler": likeness(scheduler),
         "tensors of the model": likeness(dict(plain_tensors(model))),
-        "optimizer's settings": settings_of(optimizer),
+        "optimizer's settings": likeness(settings_of(optimizer)),
         "trained parameters": [name for name, parameter in model.named_parameters() if parameter.requires_grad],
     }

@@ -98,6 +98,12 @@ class Resumable:
         """Which Trainer this is, behind a method's name; there may be several on the same ranks."""
         return f" of Trainer {self._number}" if self._number > 1 else ""
 
+    @property
+    def _named(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """What the optimizer steps, by name."""
+        decoder = () if self.decoder is None else self.decoder.named_parameters(prefix=DECODER)
+        return [*self.model.named_parameters(), *decoder]
+
     def _check_whole(self) -> None:
         if self._torn is not None:
             raise InputError(

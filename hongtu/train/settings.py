@@ -177,7 +177,7 @@ def host_limit(
         return None
     if isinstance(host_memory, HostLimit):
         return host_memory
-    memory = parse_bytes(host_memory)
+    memory = parse_bytes(host_memory, "host_memory")
     if has_devices and device_memory is None:
         raise InputError(
             "host_memory: the devices' memory is the host's, and without a limit of its own; give device_memory "
@@ -218,9 +218,9 @@ def budget_bytes(device_memory: int | str | None, plan: Callable[[int | None], E
     """
     if isinstance(device_memory, BudgetShare):
         return device_memory
-    share = parse_share(device_memory)
+    share = parse_share(device_memory, "device_memory")
     if share is None:
-        return None if device_memory is None else parse_bytes(device_memory)
+        return None if device_memory is None else parse_bytes(device_memory, "device_memory")
     whole = plan(None).likely_bytes
     if share == 1:
         try:

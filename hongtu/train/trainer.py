@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -27,7 +26,7 @@ from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import NAME, Embedding
 from hongtu.model.expression import check_kinds
-from hongtu.model.link_loss import DECODER, LinkLoss, link_loss_in, link_scores, target_task, trained_decoder
+from hongtu.model.link_loss import LinkLoss, link_loss_in, link_scores, target_task, trained_decoder
 from hongtu.model.loss_terms import Losses, parts_of
 from hongtu.model.network import Network
 from hongtu.model.parameter_hooks import Resting, call_hooks, hooks_once
@@ -41,6 +40,7 @@ from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from hongtu.ranks.fabric import fabric_between, over
 from hongtu.ranks.group import current
+from hongtu.ranks.likeness import likeness
 from hongtu.ranks.share import share_of
 from hongtu.ranks.stages import ByLayer, Stages
 from hongtu.ranks.together import Alone, Together, called_by_all
@@ -59,7 +59,6 @@ from hongtu.train.ranked import (
     described,
     exchanging_layers,
     settings_of,
-    stepped,
     try_plan,
 )
 from hongtu.train.resumable import Resumable, Waiting
@@ -79,6 +78,7 @@ from hongtu.train.settings import (
     read_host_dtypes,
     validation_loss,
 )
+from hongtu.train.snapshot import described_layers
 from hongtu.train.tracing.shape import fill_widths
 from hongtu.train.tracing.stepping import Stepped, learned_bytes, taken_inside
 
@@ -325,6 +325,7 @@ class Trainer(Inferring):
     def train_epoch(self) -> EpochRecord:
         """One exact gradient step over the whole graph."""
         self._gradients = {}  # the next ones take their memory
+        self._check_ranks_alike()
         start, loss, parameters = self._runtime.run(self._differentiate)
         with self._whole_or_torn(f"the step of epoch {self.epoch + 1}"):
             return self._step(start, loss, parameters)
@@ -365,8 +366,7 @@ class Trainer(Inferring):
         parameters = [p for _, p in named]
         with deterministic_torch(self.deterministic):
             with hooks_once(parameters, self._resting):
-                alike = partial(stepped, named, self.optimizer)
-                loss = self.ranks.add_gradients(parameters, engine.train(self.epoch), alike)
+                loss = self.ranks.add_gradients(parameters, engine.train(self.epoch))
             copies = self._copies or self.clip_grad_norm is not None or self.plan.shape.copies_gradients
             found = {name: p.grad.clone() if copies else p.grad for name, p in named if p.grad is not None}
             if self.embedding is not None and self.embedding.weight.requires_grad:
@@ -379,12 +379,6 @@ class Trainer(Inferring):
             if self.detect_anomaly:
                 check_epoch(engine, self.epoch, loss, parameters, Alone() if self.embedding is None else self.ranks)
         return start, loss, parameters
-
-    @property
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
-        """What the optimizer steps, by name."""
-        decoder = () if self.decoder is None else self.decoder.named_parameters(prefix=DECODER)
-        return [*self.model.named_parameters(), *decoder]
 
     @property
     def _engine(self) -> Engine:
@@ -486,5 +480,6 @@ class Trainer(Inferring):
                 "clip_grad_norm": self.clip_grad_norm, "dependencies": self.dependencies, "metric": metric,
                 "detect_anomaly": self.detect_anomaly,
                 **({} if self.dependencies == "cache" else {"hardware": self.hardware}),  # they plan alike
+                "layers": likeness(described_layers(self.model)),
             },
         )  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
+from hongtu.device.streams import ThreadStream
 from hongtu.plan.passes.strategy import Strategy, get_strategy
 from tests import problems, training
 from tests.models import SIX
@@ -83,3 +85,20 @@ def test_a_tape_tells_rows_and_events_apart():
     assert conflicts(tape, frozenset({"the sum is there"})) == {
         f"stream 2 reads () what stream 1 {kind}" for kind in ("writes", "adds")
     }
+
+
+@pytest.mark.parametrize("full", [0, 1, 64])
+def test_a_stream_goes_while_its_thread_is_behind(full):
+    begun, may_go_on = threading.Event(), threading.Event()
+    stream = ThreadStream()
+    stream.run(lambda: (begun.set(), may_go_on.wait(60)))
+    assert begun.wait(60)
+    for _ in range(full):
+        stream.run(lambda: None)
+    held = [stream]
+    del stream
+    gone = threading.Thread(target=held.clear, daemon=True)
+    gone.start()
+    gone.join(20)
+    assert not gone.is_alive()
+    may_go_on.set()

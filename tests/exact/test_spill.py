@@ -392,7 +392,14 @@ def test_bad_uses_are_refused_before_any_work(tmp_path, monkeypatch):
         ({"spill": tmp_path}, "spill: nothing says what fits; give host_memory"),
         ({"host_memory": "1GiB", "device_memory": None}, "give device_memory"),
         ({"host_memory": "1GiB", "spill": __file__}, "test_spill.py: not a writable directory"),
-        ({"host_memory": "much"}, "size 'much'"),
+        ({"host_memory": "much"}, "host_memory 'much'"),
+        ({"host_memory": 1.5}, "host_memory 1.5: .*1.5GB; a number alone is bytes$"),
+        ({"host_memory": "50%"}, "host_memory '50%': .*; only device_memory .* may be a percentage"),
+        ({"device_memory": "0%"}, "device_memory '0%': expected a percentage"),
+        ({"host_memory": "1GiB", "spill": ""}, "spill: found '', expected the path of a directory"),
+        ({"host_memory": "1GiB", "spill": "long" * 99}, r"not a writable directory \(File name too long\)"),
+        ({"host_memory": "1KiB"}, r"give more \(a spill directory alone would not do\)$"),
+        ({"host_memory": "1KiB", "spill": tmp_path}, "give more$"),
     ):
         with pytest.raises(InputError, match=words):
             build(**options)

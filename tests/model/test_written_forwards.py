@@ -108,9 +108,35 @@ def checkpointed(self, x, edge_index):
     return self.last(checkpoint(torch.tanh, h, use_reentrant=True), edge_index)
 
 
+def copies(self, x, edge_index):
+    h = self.first(x, edge_index)  # of which torch copies the numbers, and not where they come from
+    return self.last(copy.copy(h).relu() + copy.copy(h) * h, edge_index)
+
+
+def says_what_it_has(self, x, edge_index):
+    h = self.first(x, edge_index)
+    self.said = f"{h.mean():.2f} {h.mean().item():8.3f} {h.size(1):4d} {h.sum():.1f}"
+    return self.last(h * float(f"{h.size(1):.1f}"), edge_index)
+
+
+def sizes_as_tensors(self, x, edge_index):
+    h = self.first(x, edge_index) / torch.sqrt(torch.tensor(x.size(-1), dtype=x.dtype))
+    return self.last(h * torch.tensor([h.size(1), 2]).sum() * torch.tensor(0.5), edge_index)
+
+
+def asks_what_is_learned(self, x, edge_index):
+    h = self.first(x, edge_index) * (2 if self.last.lin_l.weight.requires_grad else 1)
+    h = checkpoint(torch.tanh, h, use_reentrant=False) if h.requires_grad else torch.tanh(h)
+    return self.last(h, edge_index)
+
+
 @pytest.mark.parametrize(
     "write",
     [
+        copies,
+        says_what_it_has,
+        sizes_as_tensors,
+        asks_what_is_learned,
         gradients_in_training,
         keeps_rows,
         as_pairs,
@@ -178,7 +204,35 @@ def sets_data(self, x, e):
     return self.last(h, e)
 
 
+def goes_on_without_numpy(self, x, e):
+    h = self.first(x, e)
+    try:
+        return self.last(h * h.numpy(), e)
+    except (RuntimeError, TypeError, ValueError):
+        return self.last(h, e)
+
+
+def takes_gradients(self, x, e):
+    h = self.first(x, e)
+    return self.last(h + torch.autograd.grad(h.sum(), self.first.lin_l.bias, create_graph=True)[0], e)
+
+
+def goes_backward(self, x, e):
+    h = self.first(x, e)
+    h.square().sum().backward(retain_graph=True)
+    return self.last(h, e)
+
+
+EVALUATION = r"something else in evaluation \(self.training, h.requires_grad\)"
 WRITTEN |= {
+    goes_on_without_numpy: "it makes an array, or a list, of rows; .*h.numpy",
+    takes_gradients: "takes gradients itself, which its trace does not show; return what the loss is taken of",
+    goes_backward: "takes gradients itself, which its trace does not show; return what the loss is taken of",
+    (lambda self, x, e: self.last(self.first(x, e) * (1 + torch.is_grad_enabled()), e)): EVALUATION,
+    (lambda self, x, e: self.last(h * 2 if (h := self.first(x, e)).requires_grad else h, e)): EVALUATION,
+    (lambda self, x, e: self.first(x, e) if int(x.mean().item()) else x): r"\(it depends on numbers; .* prints or",
+    (lambda self, x, e: self.first(x, e) * round(x.max().item(), 2)): r"\(it depends on numbers; in line",
+    (lambda self, x, e: self.first(x, e) / torch.tensor(x.size(0))): r"\(it depends on how many vertices or edges",
     hooks_rows: r"registers a hook on rows, .*; write a torch.autograd.Function with that backward",
     sets_data: r"sets the data of rows, .*; make new ones",
     (lambda self, x, e: self.last(self.first(x * torch.rand(x.size(1)), e), e)): r"draws as many .* \(rand\) whatever",

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hongtu import threads
+from hongtu import compiled, parallel, threads
 from hongtu.threads import Crowd, SharedCores
 
 
@@ -124,7 +124,7 @@ def test_a_library_that_is_being_imported_is_left_alone(monkeypatch):
 
 CROWDED_AND_CALM = """
 import os, threading, time, torch, hongtu
-from hongtu import threads
+from hongtu import compiled, parallel, threads
 threads.PERIOD, threads.LINGER, threads.LIBRARIES_EVERY = 0.01, 0.1, 10**9
 crowd = [0.0]
 threads.Crowd.others = lambda self: crowd[0]
@@ -167,7 +167,7 @@ LAST = """
 import atexit, threading
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))
 import hongtu
-from hongtu import threads
+from hongtu import compiled, parallel, threads
 threads.LINGER = 100.0
 with threads.shared_cores:
     pass
@@ -188,14 +188,43 @@ def test_nobody_watches_where_the_user_has_chosen(monkeypatch):
         assert threading.active_count() == before
 
 
-def test_an_interrupt_at_any_line_locks_nobody_out(monkeypatch):
+def enter_shared_cores():
+    cores = SharedCores()
+
+    def enter():
+        with cores:
+            pass
+
+    return enter
+
+
+def compile_a_kernel():
+    kernels = iter([compiled.Compiled(lambda x: x + 1, None, None, {"cache": False}) for _ in range(3)])
+    return lambda: next(kernels).dispatcher
+
+
+def work_in_parts():
+    crew, helpers = parallel._Crew(), itertools.count(1)
+
+    def work():
+        job = parallel._Job(lambda part: None, 4, ())
+        crew.help(job, next(helpers))
+        job.work()
+
+    return work
+
+
+@pytest.mark.parametrize("make", [enter_shared_cores, compile_a_kernel, work_in_parts])
+def test_an_interrupt_at_any_line_locks_no_thread_out(make, monkeypatch):
     monkeypatch.setattr(threads, "chosen_by_user", lambda: True)
+    files = [module.__file__ for module in (threads, compiled, parallel)]
+    make()()  # imports what is imported once
     for line in itertools.count(1):
-        cores, left = SharedCores(), line
+        work, left = make(), line
 
         def trace(frame, event, arg):
             nonlocal left
-            if frame.f_code.co_name not in ("__enter__", "__exit__") or frame.f_code.co_filename != threads.__file__:
+            if frame.f_code.co_filename not in files:
                 return None
             left -= event == "line"
             if left == 0:
@@ -205,13 +234,16 @@ def test_an_interrupt_at_any_line_locks_nobody_out(monkeypatch):
         before, stopped = sys.gettrace(), False
         sys.settrace(trace)
         try:
-            with cores:
-                pass
+            work()
         except KeyboardInterrupt:
             stopped = True
         finally:
             sys.settrace(before)
-        assert cores._lock.acquire(timeout=1), f"after an interrupt at line event {line}"
+        for again in (work, work):
+            other = threading.Thread(target=again, daemon=True)
+            other.start()
+            other.join(20)
+            assert not other.is_alive(), f"after an interrupt at line event {line}"
         if not stopped:
             return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 import re
 import threading
 from functools import partial
@@ -405,15 +406,17 @@ def test_a_budget_that_does_for_one_rank_alone_is_refused_on_both():
     run_ranks(2, lambda group: refused(group, (first + other) // 2))
 
 
-def alone(change):
+def alone(change, then):
     """Of a trainer, on the second rank only."""
 
     def work(group):
-        trainer = training.make_trainer(SIX[0], problems.awkward(), (2, 3), ranks=group)
+        layers = [hnn.GCNConv(6, H), hnn.Dropout(0.5), nn.BatchNorm1d(H), nn.LeakyReLU(0.1), hnn.GCNConv(H, 3)]
+        artifact = problems.prepare(problems.awkward(), 2, 3)
+        trainer = hongtu.Trainer(artifact, layers, ranks=group, optimizer=training.sgd)
         trainer.train_epoch()
         if group.rank:
             change(trainer)
-        trainer.train_epoch()
+        then(trainer)
 
     return work
 
@@ -427,13 +430,19 @@ def double(trainer):
     ("change", "said"),
     [(double, r"parameter .*: rank 1 has numbers of checksum \w{8}, rank 0 has numbers of checksum \w{8}"),
      (lambda trainer: trainer.model[0].requires_grad_(False), "parameter .*: rank 1 has fixed numbers"),
-     (lambda trainer: trainer.optimizer.param_groups[0].update(lr=7.0), "learning rate 0: rank 1 has 7.0, rank 0 has")],
-    ids=["numbers", "fixed", "rate"],
+     (lambda trainer: trainer.optimizer.param_groups[0].update(lr=7.0), "learning rate 0: rank 1 has 7.0, rank 0 has"),
+     (lambda trainer: setattr(trainer.model[1], "p", 0.25), r"module 1 \(Dropout\): rank 1 has p 0.25, rank 0 has p 0"),
+     (lambda trainer: trainer.model[1].eval(), "module 1 .*: rank 1 has training False, rank 0 has training True"),
+     (lambda trainer: setattr(trainer.model[2], "momentum", 0.9), r"module 2 \(BatchNorm1d\): rank 1 has momentum 0."),
+     (lambda trainer: trainer.model[2].running_mean.zero_(), "module 2 .*: rank 1 has running_mean of checksum"),
+     (lambda trainer: setattr(trainer.model[3], "negative_slope", 0.9), "module 3 .*: rank 1 has negative_slope 0.9")],
+    ids=["numbers", "fixed", "rate", "dropout", "mode", "momentum", "buffer", "slope"],
 )  # fmt: skip
-def test_a_rank_that_changes_its_own_is_named(change, said):
+@pytest.mark.parametrize("then", ["train_epoch", "evaluate", "predict"])
+def test_a_rank_that_changes_its_own_is_named(change, said, then):
     def work(group):
         with pytest.raises(InputError, match=said):
-            alone(change)(group)
+            alone(change, operator.methodcaller(then))(group)
 
     run_ranks(2, work)
 

@@ -79,14 +79,20 @@ def fit_host(plan: ExecutionPlan, limit: HostLimit) -> ExecutionPlan:
     if need(plan) <= limit.left:
         return plan
     if not limit.spills:
-        raise refusal(plan, "give more, or a directory for vertex rows that do not fit: spill (--spill DIR)")
+        remedy = ", or a directory for vertex rows that do not fit: spill (--spill DIR)"
+        try:
+            fit_host(plan, replace(limit, spills=True))
+        except HostTooSmall:
+            remedy = " (a spill directory alone would not do)"
+        raise refusal(plan, f"give more{remedy}")
     costs = {name: with_spilled(plan, {name: 0}).bytes["disk"] / plan.passes.width[name] for name in candidates(plan)}
     by_cost = sorted(costs, key=lambda name: (costs[name], name))
     counts = range(len(by_cost) + 1)
     tried = [with_spilled(plan, dict.fromkeys(by_cost[:k], 0), ahead=ahead) for k in counts for ahead in (True, False)]
     found = next((one for one in tried if need(one) <= limit.left), None)
     if found is None:
-        raise refusal(min(tried, key=need), "give more, or smaller chunks: a smaller device_memory")
+        also = ", or smaller chunks: a smaller device_memory" if limit.left > 0 else ""
+        raise refusal(min(tried, key=need), f"give more{also}")
     for name in reversed(by_cost):  # what was not enough before may not be wanted beside what came later
         if name in found.choice.spilled:
             chunks = range(0, plan.topology.chunks + 1, plan.topology.chunks if name == OUTPUT else 1)
