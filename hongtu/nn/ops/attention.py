@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
 from hongtu.kernels.dispatch import has_numba_kernel, kernels_for, laned, new_rows, plain, plain_rows
+from hongtu.kernels.torch_private import takes_saved_tensors
 from hongtu.nn.ops import aggregates
 
 
@@ -77,7 +78,7 @@ def additive_logits(
 
 
 class _GraphAttention(torch.autograd.Function):
-    """Keeps no shares: backward computes them again."""
+    """Where what it saves stays until another pass, it keeps no shares, and backward computes them again."""
 
     @staticmethod
     def forward(ctx, rows_SX, query_DH, own_DX, exclude, indptr, local_source, slope):
@@ -91,6 +92,7 @@ class _GraphAttention(torch.autograd.Function):
         kernels = kernels_for(rows)
         kernels.attend(*ctx.edges, alpha_EH, rows, out_DF)
         kernels.gat_add_own(own_alpha_DH, own, out_DF)
+        ctx.shares = None if takes_saved_tensors() else (alpha_EH, own_alpha_DH)
         ctx.save_for_backward(rows_SX, query_DH, own if own_DX is None else own_DX, out_DF)
         return out_DF
 
@@ -98,7 +100,8 @@ class _GraphAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_DF):
         rows, query, own, out = (plain(tensor) for tensor in ctx.saved_tensors)
-        grad, (alpha_EH, own_alpha_DH) = plain(grad_DF), _shares(ctx, rows, query, own)
+        grad, (alpha_EH, own_alpha_DH) = plain(grad_DF), ctx.shares or _shares(ctx, rows, query, own)
+        ctx.shares = None  # they are overwritten
         inner_DH, grad_query, grad_own = torch.empty_like(query), torch.empty_like(query), torch.empty_like(own)
         kernels = kernels_for(rows)
         kernels.gat_own_gradients(own_alpha_DH, query, own, ctx.slope, out, grad, inner_DH, grad_query, grad_own)
