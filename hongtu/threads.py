@@ -120,7 +120,7 @@ class SharedCores:
             _looked.at = time.monotonic()
         with self._lock:
             self._inside += 1
-            if chosen_by_user() or (self._watch is not None and self._watch.is_alive()):
+            if (self._watch is not None and self._watch.is_alive()) or chosen_by_user():
                 return
             self._watch = threading.Thread(target=self._look, name="hongtu threads", daemon=True)
             self._watch.start()

@@ -106,7 +106,7 @@ class Resumable:
             )
         if self.model is not self._network.modules:
             raise InputError("trainer.model is another one than the plan's; make a new Trainer of its layers")
-        check_tensors(self.model)
+        check_tensors(self.model.named_parameters())
 
     def save(self, path: str | os.PathLike[str], *, format: str = "snapshot") -> None:
         """Write a file, atomically. Of several ranks the first writes it, and need not wait for the others, which
