@@ -119,7 +119,7 @@ class SharedCores:
             follow_quota()
             _looked.at = time.monotonic()
         self._inside.append(True)
-        if not (chosen_by_user() or (self._watch is not None and self._watch.is_alive())):
+        if not ((self._watch is not None and self._watch.is_alive()) or chosen_by_user()):
             self._watch = threading.Thread(target=self._look, name="hongtu threads", daemon=True)
             self._watch.start()
 

@@ -129,18 +129,21 @@ class CpuDevice(Device):
     def bring(self, name: str, number: int, source: Source, link: str, chosen: Chosen | None = None) -> Tensor:
         start, array = perf_counter(), source()
         index = None if chosen is None else chosen.rows
-        part = self.staging(name, number)[: (array.shape if index is None else index.shape)[0]]
-        if not part.shape[0]:
+        count = (array.shape if index is None else index.shape)[0]
+        part = self.staging(name, number)[:count]
+        if not count:
             return part
+        nbytes = part.nbytes
         if not isinstance(array, Tensor):
             part.numpy()[...] = array
-        elif index is None:
-            part.copy_(array)
-        elif array.dtype == part.dtype:
-            torch.index_select(array, 0, torch.from_numpy(index), out=part)
         else:
-            self._copy_rows(array, torch.from_numpy(index), part, torch.arange(len(part)))
-        nbytes = _crossing(part, array) if isinstance(array, Tensor) else part.nbytes
+            nbytes = _crossing(part, array)
+            if index is None:
+                part.copy_(array)
+            elif array.dtype == part.dtype:
+                torch.index_select(array, 0, torch.from_numpy(index), out=part)
+            else:
+                self._copy_rows(array, torch.from_numpy(index), part, torch.arange(count))
         self.traffic.add(link, nbytes, seconds=perf_counter() - start)
         return part
 

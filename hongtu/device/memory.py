@@ -21,9 +21,10 @@ from hongtu.device.pool import Pool
 from hongtu.device.slab import Slab
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.hardware import padded
-from hongtu.kernels.dispatch import Kernels, using
+from hongtu.kernels.dispatch import Kernels, NumbaKernels, in_use, knowing_hubs, using
 from hongtu.metrics import Traffic
 
+NOTHING = nullcontext()
 SLACK = 1 / 8  # of a device's pool; a budget is kept all the same
 
 
@@ -212,9 +213,10 @@ class DeviceMemory(ABC):
         start, live = perf_counter(), self.workspace.live
         counted = not name or self._sample.takes(name, chunk, most=self.budget is not None)
         self._running, self._counted = (name, chunk), counted
-        kernels = nullcontext() if self.cpu_kernels is None else using(self.cpu_kernels)
+        kernels = None if self.cpu_kernels in (None, in_use()) else using(self.cpu_kernels)
+        hubs = None if isinstance(self.cpu_kernels, NumbaKernels) else knowing_hubs()
         sees = self.workspace.of(counted=counted, substitutes=self._sample.substitutes(name))
-        with kernels, sees or nullcontext():
+        with kernels or NOTHING, hubs or NOTHING, sees or NOTHING:
             yield
         if counted:
             taken = self.workspace

@@ -46,7 +46,9 @@ class Pool:
         spare = self._spare.get(nbytes)
         if spare:
             self._idle -= nbytes
-            return spare.pop(0).view(dtype).view(shape)
+            found = spare.pop(0)
+            same = found.dtype == dtype and found.shape == shape  # as in the last epoch
+            return found if same else found.view(-1).view(dtype).view(shape)
         most = int(self._most_out * (1 + self._slack)) - self._out
         if self._idle > most and 2 * nbytes > (self._room() or 0):
             self.shrink(most)
@@ -57,7 +59,7 @@ class Pool:
         self._out -= tensor.nbytes
         if tensor.nbytes:
             self._idle += tensor.nbytes
-            insort(self._spare.setdefault(tensor.nbytes, []), tensor.view(-1).view(torch.uint8), key=Tensor.data_ptr)
+            insort(self._spare.setdefault(tensor.nbytes, []), tensor, key=Tensor.data_ptr)
 
     @property
     def idle(self) -> int:

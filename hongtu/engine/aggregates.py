@@ -15,6 +15,7 @@ from torch import Tensor
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.saved import Graph, edges_of, entered
 from hongtu.kernels.dispatch import HUB, has_no_hub, has_numba_kernel, kernels_for, new_rows, on_numba, plain_rows
+from hongtu.kernels.torch_private import run_backward
 from hongtu.nn.block import Block, Rows
 from hongtu.plan.program.ref import Ref
 
@@ -104,7 +105,8 @@ class Aggregates:
         a, *others = (nothing.expand(len(grad_DA), columns).requires_grad_() for columns in widths)
         out = self.network.combine(layer, a, tuple(others), self._rows, gradients_only=True)
         inputs = [part for part, is_wanted in zip((a, *others), wanted, strict=True) if is_wanted]
-        found = iter(torch.autograd.grad(out, inputs, grad_DA, materialize_grads=True))
+        given = zip(run_backward([out], [grad_DA], inputs), inputs, strict=True)
+        found = iter([torch.zeros_like(part) if grad is None else grad for grad, part in given])
         return [next(found) if is_wanted else None for is_wanted in wanted]
 
     def transpose_aggregate(self, grad_DA: Tensor, at: Ref, *, layer: int, z: int, s: tuple[int, ...]) -> None:

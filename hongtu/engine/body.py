@@ -16,11 +16,13 @@ from hongtu.device.base import Stores
 from hongtu.engine.aggregates import Aggregates
 from hongtu.engine.chunk import Chunk
 from hongtu.engine.saved import Graph, Saved, Settled, edges_of, entered, move_saved, saving
-from hongtu.kernels.dispatch import knowing_hubs, new_rows
+from hongtu.kernels.dispatch import new_rows
 from hongtu.nn.sparse_input import SparseInput
 from hongtu.plan.program.moves import Call, Compute
 from hongtu.plan.program.ref import Ref
 from hongtu.plan.program.ref import Stores as Stored
+
+NOTHING = nullcontext()
 
 
 class Body(Aggregates):
@@ -43,9 +45,8 @@ class Body(Aggregates):
         with (
             self.device.computing(self.chunk.p.name, self.number),
             torch.set_grad_enabled(x.graph),
-            saving(self.places) if x.saves else nullcontext(),
-            knowing_hubs(),
-            self.at.asking or nullcontext(),
+            saving(self.places) if x.saves else NOTHING,
+            self.at.asking or NOTHING,
         ):
             for call in x.body:
                 self.call(call)

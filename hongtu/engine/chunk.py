@@ -6,6 +6,7 @@ Legend: D destinations of the chunk.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -93,6 +94,7 @@ class Chunk:
         self.num_dst = int(p.view.num_dst[number])
         self.own_number = number - i * p.view.chunks
         self._slices: dict[Selection, slice] = {}
+        self._bringing: dict[Copy, tuple[Callable[[], Any], Callable[[], Tensor]]] = {}  # as it is in every epoch
         self.of_edges: dict[str, bool] = {}  # what blocks of the chunk know of its edges
         self.begin()
 
@@ -104,20 +106,22 @@ class Chunk:
         """The same with nothing at hand, for who works on it when its batch is over: what layers took is free then."""
         return Chunk(self.at, self.p, self.i, self.batch, self.number, self.set)
 
-    def _array(self, src: Ref) -> Any:
-        """What is to be brought."""
+    def _source(self, src: Ref) -> Callable[[], Any]:
+        """Gives what is to be brought; it does not hold the chunk."""
         name, rows, view = src.tensor, src.rows, self.p.view
         if isinstance(rows, SparsePart):
-            return self._sparse[rows.part]
+            return partial(self._sparse.__getitem__, rows.part)
+        if src.where == "host" and self.in_memory(src.kept):
+            return partial(self.host.rows, name, *self.span(rows))
         if src.where == "host":
-            return self.on_host(src)
+            return self._window(src)
         if isinstance(rows, SlotsOfSources):
-            return rows.array(self.i, self.batch)
+            return partial(rows.array, self.i, self.batch)
         if isinstance(rows, OwnRows):
-            return self._index(rows)
+            return partial(rows.index, view, self.number)
         if name in ("edge_features", "edge_type"):
-            return view.edge_rows(getattr(view, name), self.number)
-        return getattr(self._structure, name)
+            return partial(view.edge_rows, getattr(view, name), self.number)
+        return partial(getattr, self._structure, name)
 
     @cached_property
     def _structure(self) -> ChunkTopology:
@@ -139,8 +143,11 @@ class Chunk:
 
     def in_window(self, ref: Ref) -> Tensor:
         """Staging memory of the chunk's rows of a tensor that lie below the host."""
-        first, end = self.span(ref.rows)
-        return self.device.beside(f"disk {ref.tensor}", self.set)[: end - first]
+        return self._window(ref)()
+
+    def _window(self, ref: Ref) -> Callable[[], Tensor]:
+        (first, end), device, name, number = self.span(ref.rows), self.device, f"disk {ref.tensor}", self.set
+        return lambda: device.beside(name, number)[: end - first]
 
     def _index(self, rows: Selection) -> np.ndarray | None:
         """int32, which of these rows of a tensor the pass has; None: all."""
@@ -159,7 +166,11 @@ class Chunk:
 
     def bring(self, x: Copy) -> None:
         """An array, or rows of a host tensor, to a register or to where it stays."""
-        array = partial(self._array, x.src)
+        if x not in self._bringing:
+            array, name = self._source(x.src), x.dst.tensor
+            chosen = self._chosen(x.src.rows) if x.src.where == "host" else None
+            self._bringing[x] = array, partial(self.device.bring, name, self.set, array, x.link, chosen)
+        array, bring = self._bringing[x]
         if isinstance(x.dst.rows, PartOfChunk):
             rows = array()
             rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
@@ -168,8 +179,7 @@ class Chunk:
             # through NumPy: the disk writes to other sets, which autograd counts as a write to all
             self.registers[x.dst.tensor] = torch.from_numpy(array().numpy())
         else:
-            chosen = self._chosen(x.src.rows) if x.src.where == "host" else None
-            self.registers[x.dst.tensor] = self.device.bring(x.dst.tensor, self.set, array, x.link, chosen)
+            self.registers[x.dst.tensor] = bring()
 
     @cached_property
     def _sparse(self) -> dict[str, np.ndarray]:
@@ -185,7 +195,8 @@ class Chunk:
         found = self._slices.get(ref.rows)
         if found is None:
             found = self._slices[ref.rows] = self._slice(ref.rows)
-        return self.device.buffer(ref.tensor)[found]
+        buffer = self.device.buffer(ref.tensor)
+        return buffer if not found.start and found.stop == buffer.shape[0] else buffer[found]
 
     def _slice(self, rows: Selection) -> slice:
         if isinstance(rows, PartOfChunk):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -13,6 +15,7 @@ from hongtu.engine.chunk import Chunk
 from hongtu.engine.instructions import Instructions, Means
 from hongtu.engine.repeats import Moved, Repeats
 from hongtu.host import trim_beyond
+from hongtu.kernels.dispatch import NumbaKernels, using
 from hongtu.plan.program import moves
 from hongtu.plan.program.moves import EventName
 from hongtu.plan.program.predict import kept_bytes, script_bytes
@@ -41,6 +44,7 @@ class Executor(Instructions):
         super().__init__(means, program.setup[0].view.partition_start)
         self.program, self._keeps = program, False
         self._linked: dict[tuple[str, int], list[Chunk]] = {}  # by pass and batch
+        self._allocations: dict[PassProgram, list[Callable[[], None]]] = {}
         self.repeats = Repeats(program, self.partitions, self.host, means.recorder)
         self.seconds: dict[str, float] = {}
 
@@ -64,7 +68,9 @@ class Executor(Instructions):
         if any(p.keeps for p in passes):
             self._keep_scripts()
         try:
-            self._run_repeated(passes)
+            kernels = self.devices[0].cpu_kernels
+            with using(kernels) if isinstance(kernels, NumbaKernels) else nullcontext():  # no chunk need say so
+                self._run_repeated(passes)
         except BaseException:
             for device in self.devices:
                 device.abandon()
@@ -180,18 +186,24 @@ class Executor(Instructions):
         self._keeps = True
 
     def _allocate(self, p: PassProgram) -> None:
-        for device, own, beside in zip(self.devices, p.buffers, p.staging, strict=True):
-            packed = {name: (own[name].shape, self.host.torch_dtype(own[name].dtype)) for name in p.packed}
-            if packed:
-                device.prepare_script(p.name, p.sets, packed)
-            for name, buffer in own.items():
-                if name not in packed:
-                    dtype = self.host.torch_dtype(buffer.dtype)
-                    device.allocate(name, buffer.sets, buffer.shape, dtype, apart=buffer.padded)
-            for name, buffer in beside.items():
-                if name not in packed:
-                    device.prepare_staging(name, buffer.sets, buffer.shape, self.host.torch_dtype(buffer.dtype))
+        if p not in self._allocations:
+            self._allocations[p] = [*self._allocating(p)]
+        for allocate in self._allocations[p]:
+            allocate()
         self.host.staging(sum(device.staged_bytes for device in self.devices))
+
+    def _allocating(self, p: PassProgram) -> Iterator[Callable[[], None]]:
+        """What makes a pass's buffers and staging memory, the same in every epoch."""
+        dtype = self.host.torch_dtype
+        for device, own, beside in zip(self.devices, p.buffers, p.staging, strict=True):
+            if packed := {name: (own[name].shape, dtype(own[name].dtype)) for name in p.packed}:
+                yield partial(device.prepare_script, p.name, p.sets, packed)
+            for name, x in own.items():
+                if name not in packed:
+                    yield partial(device.allocate, name, x.sets, x.shape, dtype(x.dtype), apart=x.padded)
+            for name, x in beside.items():
+                if name not in packed:
+                    yield partial(device.prepare_staging, name, x.sets, x.shape, dtype(x.dtype))
 
     def _coming(self, p: PassProgram) -> int:
         """Bytes that a pass takes from its beginning."""

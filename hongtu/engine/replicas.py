@@ -55,8 +55,8 @@ class Replicas:
                     parameter.grad = None  # frozen since the last epoch
                 elif parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                else:
-                    parameter.grad.zero_()
+            if training and (there := [x.grad for x in parameters if x.grad is not None]):
+                torch._foreach_zero_(there)
 
     @torch.no_grad()
     def _copy(self, network: Network) -> None:

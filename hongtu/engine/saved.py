@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from hongtu.kernels.torch_private import memory_id, times_written
+from hongtu.kernels.torch_private import memory_id, run_backward, times_written
 
 _ANCHOR = torch.empty(0, requires_grad=True)
 
@@ -147,7 +147,7 @@ class Graph:
         pairs = [(out, grad) for out, grad in every if out is not None and grad is not None]
         self.outs = []
         if pairs:
-            torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+            run_backward(*zip(*pairs, strict=True))
 
 
 def edges_of(outs: list[Tensor]) -> list[GradientEdge | None]:

@@ -66,15 +66,11 @@ class NumbaKernels:
     ) -> None:
         for watch in _watching:
             watch(name, args)
-        arrays, apart = [], []
-        for arg in args:
-            if isinstance(arg, Tensor):
-                rows = arg.numpy()
-                if not arg.is_contiguous():
-                    apart.append((rows, rows := np.ascontiguousarray(rows)))
-                arrays.append(rows)
-            else:
-                arrays.append(arg)
+        arrays, apart = [arg.numpy() if isinstance(arg, Tensor) else arg for arg in args], []
+        for k, arg in enumerate(args):
+            if isinstance(arg, Tensor) and not arg.is_contiguous():
+                apart.append((arrays[k], np.ascontiguousarray(arrays[k])))
+                arrays[k] = apart[-1][1]
         if twin is not None and self._runs_plainly(args):
             with np.errstate(all="ignore"):  # an infinite number, or none, is the model's, as in torch
                 twin(*arrays)
@@ -82,8 +78,8 @@ class NumbaKernels:
             kernel(*arrays, np.empty if _as_on_gpu[-1] else _counted_empty)
         else:
             kernel(*arrays)
-        for rows, copied in apart:
-            rows[...] = copied
+        for given, copied in apart:
+            given[...] = copied
 
     def _runs_plainly(self, args: tuple[Any, ...]) -> bool:
         if self.plain is None:

@@ -16,19 +16,24 @@ STEP = 1 << 18  # features of edges at hand at a time: fresh memory for all of t
 
 
 def _destinations(indptr):
-    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    """[E], the destination of every edge: by scipy's loop, in half of numpy.repeat's time."""
+    found = np.empty(indptr[-1], indptr.dtype)
+    _loop("expandptr")(len(indptr) - 1, indptr, found)
+    return found
 
 
 def _slots(local_source, slot_of_source):
     return slot_of_source.take(local_source) if len(slot_of_source) else local_source
 
 
-def _coefficients(indptr, num_edges, weight, mean, dtype):
-    """[E, 1], what each edge multiplies the row of its source with."""
-    coefficient = weight.copy() if len(weight) else np.ones(num_edges, dtype)
-    if mean:
-        coefficient /= np.diff(indptr)[_destinations(indptr)]
-    return coefficient[:, None]
+def _coefficients(num_edges, weight, dtype):
+    """[E], what each edge multiplies the row of its source with."""
+    return weight if len(weight) else np.ones(num_edges, dtype)
+
+
+def _degrees(indptr, dtype):
+    """[D, 1], what a mean is divided by."""
+    return np.maximum(np.diff(indptr), 1).astype(dtype)[:, None]
 
 
 def _sums(form, rows, coefficient, index, start, x):
@@ -42,14 +47,14 @@ def _add(form, out, coefficient, index, start, x):
     """Adds the same to ``out``, entry by entry. By the loop under scipy's products, for what scipy does around it takes
     longer than the sums of a small graph."""
     x, values = np.ascontiguousarray(x, out.dtype), np.ascontiguousarray(coefficient, out.dtype)
-    _loop(form)(len(out), *x.shape, start.astype(index.dtype), index, values, x.ravel(), out.reshape(-1))
+    _loop(f"{form}_matvecs")(len(out), *x.shape, start.astype(index.dtype), index, values, x.ravel(), out.reshape(-1))
 
 
 @cache
-def _loop(form):
+def _loop(name):
     from scipy.sparse import _sparsetools  # takes a third of a second to import, which large graphs do without
 
-    return getattr(_sparsetools, f"{form}_matvecs")
+    return getattr(_sparsetools, name)
 
 
 def _weighted(alpha_EH, x_EF):
@@ -73,28 +78,29 @@ def csc_aggregate(indptr, local_source, slot_of_source, weight, mean, rows_CF, o
     >>> out[:, 0].tolist()
     [101.0, 100.0]
     """
-    coefficient = _coefficients(indptr, len(local_source), weight, mean, rows_CF.dtype)
-    columns = _slots(local_source, slot_of_source)
     out_DF[:] = 0
-    _add("csr", out_DF, coefficient[:, 0], columns, indptr, rows_CF)
+    coefficient = _coefficients(len(local_source), weight, rows_CF.dtype)
+    _add("csr", out_DF, coefficient, _slots(local_source, slot_of_source), indptr, rows_CF)
+    if mean:
+        out_DF /= _degrees(indptr, out_DF.dtype)
 
 
 def csc_aggregate_transpose(indptr, local_source, slot_of_source, weight, mean, grad_DF, out_CF):
     """Adds coefficient * grad[destination] to the row of each edge's source."""
-    coefficient = _coefficients(indptr, len(local_source), weight, mean, grad_DF.dtype)
-    columns = _slots(local_source, slot_of_source)
-    out_CF += _sums("csc", len(out_CF), coefficient[:, 0], columns, indptr, grad_DF)
+    grad_DF = grad_DF * (1 / _degrees(indptr, grad_DF.dtype)) if mean else grad_DF
+    coefficient = _coefficients(len(local_source), weight, grad_DF.dtype)
+    _add("csc", out_CF, coefficient, _slots(local_source, slot_of_source), indptr, grad_DF)
 
 
 def csc_extremum(indptr, local_source, weight, largest, rows_SF, out_DF):
     """out[d] = the largest (or smallest) of what d's in-edges bring, 0 without any."""
-    brought_EF = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype) * rows_SF[local_source]
+    brought_EF = _coefficients(len(local_source), weight, rows_SF.dtype)[:, None] * rows_SF[local_source]
     _extrema(indptr, np.maximum if largest else np.minimum, brought_EF, out_DF, 0)
 
 
 def csc_extremum_shares(indptr, local_source, weight, rows_SF, out_DF, grad_DF, shares_DF):
     """shares[d] = grad[d] over the number of edges that bring ``out``, and one more where that is 0."""
-    brought_EF = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype) * rows_SF[local_source]
+    brought_EF = _coefficients(len(local_source), weight, rows_SF.dtype)[:, None] * rows_SF[local_source]
     count_DF = np.empty_like(out_DF)
     segment_sum(indptr, brought_EF == out_DF[_destinations(indptr)], count_DF)
     shares_DF[:] = grad_DF / np.maximum(count_DF + (out_DF == 0), 1)
@@ -102,7 +108,7 @@ def csc_extremum_shares(indptr, local_source, weight, rows_SF, out_DF, grad_DF, 
 
 def csc_extremum_transpose(indptr, local_source, weight, rows_SF, out_DF, shares_DF, grad_SF):
     """Adds weight[e] * shares[destination of e] to the row of each edge's source where it brought ``out``."""
-    coefficient = _coefficients(indptr, len(local_source), weight, False, rows_SF.dtype)
+    coefficient = _coefficients(len(local_source), weight, rows_SF.dtype)[:, None]
     destination = _destinations(indptr)
     chosen_EF = coefficient * rows_SF[local_source] == out_DF[destination]
     scatter_add_edges(local_source, chosen_EF * coefficient * shares_DF[destination], grad_SF)
@@ -240,7 +246,7 @@ def attend_alpha_gradient(indptr, local_source, rows_CF, grad_DF, out_EH):
 def _slopes(x, slope):
     """What a leaky ReLU multiplies each number with: no choice, which takes longer where signs are mixed."""
     if 0 <= slope <= 1:
-        return np.maximum(x > 0, x.dtype.type(slope))
+        return np.maximum((x > 0).astype(x.dtype), x.dtype.type(slope))
     return np.array([slope, 1], x.dtype).take((x > 0).view(np.int8))
 
 

@@ -7,13 +7,14 @@ there, by name.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -153,6 +154,23 @@ def leaves_of(result: Tensor) -> Iterator[Tensor]:
             functions += [before for before, _ in function.next_functions]
             if hasattr(function, "variable"):
                 yield function.variable
+
+
+def takes_saved_tensors() -> bool:
+    """Whether somebody takes what operations save: inside ``saved_tensors_hooks``."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def run_backward(
+    outs: Iterable[Tensor | GradientEdge], gradients: Iterable[Tensor], inputs: Iterable[Tensor] = ()
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.backward`` of outputs with gradients of their forms, or ``torch.autograd.grad`` of inputs, with
+    None for those that nothing comes back to: both ask torch's users forty questions in Python before they begin."""
+    wanted = tuple(inputs)
+    found: tuple[Tensor | None, ...] = _engine_run_backward(
+        tuple(outs), tuple(gradients), False, False, wanted, allow_unreachable=True, accumulate_grad=not wanted
+    )
+    return found
 
 
 times_written: Callable[[Tensor], int] = attrgetter("_version")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError, refused_as
-from hongtu.kernels.torch_private import leaves_of
+from hongtu.kernels.torch_private import leaves_of, run_backward
 from hongtu.model.loss_terms import (
     DEFAULT,
     KINDS,
@@ -308,7 +308,10 @@ class MeanLoss:
         gradient, parts = torch.zeros_like(out), []
         for k in range(len(self._terms)):
             chosen = bits if len(self._terms) == 1 else bits & (1 << k)
-            rows = chosen.nonzero().squeeze(1) if known is None else _positions(chosen, known & (1 << k))
+            if known is None:
+                rows = chosen.nonzero().squeeze(1)
+            else:
+                rows = _positions(chosen, (known & (1 << k)) != 0)
             if len(rows) == 0:
                 continue
             found, loss = self._term(k, out, label_bytes, rows)
@@ -324,7 +327,7 @@ class MeanLoss:
             losses = checked(f"loss {self._names[k]}:", losses, len(rows))
             if self._weights[k] is not None:
                 losses = losses * self._weights_of(k, own).to(losses.dtype)
-            (found,) = torch.autograd.grad(losses, picked, torch.full_like(losses, self._scale[k]), allow_unused=True)
+            (found,) = run_backward([losses], [torch.full_like(losses, self._scale[k])], [picked])
         loss = losses.detach().sum(dtype=torch.float64) * self._scale[k]
         return torch.zeros_like(picked) if found is None else found, loss
 
@@ -384,8 +387,14 @@ def _form(tensor: Tensor) -> str:
 
 
 def _positions(chosen: Tensor, known: np.ndarray) -> Tensor:
-    """int64 [R], where ``chosen``, or the same on the host, is not 0, without waiting for a GPU where torch can."""
+    """int64 [R], where ``chosen`` is not 0, or the same on the host, ``known`` (bool [D]), is True: without waiting for
+    a GPU where torch can."""
+    count = int(np.count_nonzero(known))
+    if chosen.device.type == "cpu":
+        rows = chosen.new_empty(count, dtype=torch.int64)
+        rows.numpy()[:] = known.nonzero()[0]
+        return rows
     try:
-        return torch.nonzero_static(chosen, size=int(np.count_nonzero(known))).squeeze(1)
+        return torch.nonzero_static(chosen, size=count).squeeze(1)
     except NotImplementedError:  # older torch, on CUDA
         return chosen.nonzero().squeeze(1)

@@ -136,14 +136,17 @@ def _watching(engine: Engine, watch: _Watch) -> Iterator[None]:
 
 
 def _numpy(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().numpy()  # in numpy: what torch would allocate counts as a layer's
+    return x.numpy(force=True)  # in numpy: what torch would allocate counts as a layer's
 
 
 def _finite(x: Tensor) -> bool:
     if not x.is_floating_point():
         return True
-    if x.device.type == "cpu":
+    if x.is_cpu:
         numbers = _numpy(x).reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(numbers.dot(numbers)):  # in one pass; else the squares may be too large
+                return True
         return all(np.isfinite(numbers[k : k + BLOCK]).all() for k in range(0, len(numbers), BLOCK))
     return bool(torch.isfinite(x).all())
 

@@ -64,6 +64,7 @@ class Resumable:
     """The part of a :class:`~hongtu.train.trainer.Trainer` that knows its state.
 
     Attributes:
+        _learned: the model's parameters by name, which stay the same.
         _torn: what was stopped half-way, and cannot be made good from here.
         _untried: the snapshot that was loaded, and its epoch: its optimizers and scheduler may never have stepped.
     """
@@ -78,6 +79,7 @@ class Resumable:
     epoch: int
     history: list[dict[str, Any]]
     waiting: Waiting
+    _learned: list[tuple[str, torch.nn.Parameter]]
     _network: Network
     _spec: RunSpec
     _context: RowContext
@@ -102,7 +104,7 @@ class Resumable:
     def _named(self) -> list[tuple[str, torch.nn.Parameter]]:
         """What the optimizer steps, by name."""
         decoder = () if self.decoder is None else self.decoder.named_parameters(prefix=DECODER)
-        return [*self.model.named_parameters(), *decoder]
+        return [*self._learned, *decoder]
 
     def _check_whole(self) -> None:
         if self._torn is not None:
@@ -112,7 +114,7 @@ class Resumable:
             )
         if self.model is not self._network.modules:
             raise InputError("trainer.model is another one than the plan's; make a new Trainer of its layers")
-        check_tensors(self.model)
+        check_tensors(self.model.named_parameters())
 
     def save(self, path: str | os.PathLike[str], *, format: str = "snapshot") -> None:
         """Write a file, atomically. Of several ranks the first writes it, and need not wait for the others, which

@@ -227,8 +227,9 @@ class Trainer(Inferring):
                 self.artifact = bind_edges(self.model, self.artifact, dtype)
                 check_asked(self.model, self.artifact, dtype, backend.where(0).type)
                 fill_widths(self.model, self.artifact, dtype)
-                check_tensors(self.model)
+                check_tensors(self.model.named_parameters())
                 self.model.to(backend.where(0), dtype)  # before optimizers make their state beside it
+                self._learned = list(self.model.named_parameters())  # others are refused where it runs
                 self._network = Network(self.model, self._context, autocast)
                 self._network.read_graph(self.artifact.topology)
                 check_kinds(self.model, self._network.wiring.sources, self.artifact)

@@ -81,6 +81,23 @@ def test_csc_aggregate(graph, width, dtype):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_a_plain_mean_is_the_sum_divided(graph, width):
+    """To the bit, as compiled; and the gradient is added to what is there edge by edge, as compiled, not at once."""
+    indptr, local_source, num_src = graph
+    num_dst, no_weights = len(indptr) - 1, np.empty(0, np.float32)
+    rows, grad = random(num_src, width, dtype=np.float32), random(num_dst, width, dtype=np.float32)
+    total, mean = np.empty((2, num_dst, width), np.float32)
+    reference.csc_aggregate(indptr, local_source, NO_SLOTS, no_weights, False, rows, total)
+    reference.csc_aggregate(indptr, local_source, NO_SLOTS, no_weights, True, rows, mean)
+    np.testing.assert_array_equal(mean, total / np.maximum(np.diff(indptr), 1).astype(np.float32)[:, None])
+    found, compiled = (random(num_src, width, dtype=np.float32) for _ in range(2))
+    arguments = (indptr, local_source, NO_SLOTS, no_weights, True, grad)
+    reference.csc_aggregate_transpose(*arguments, found)
+    transposes.add_by_edge(*arguments, compiled)
+    np.testing.assert_array_equal(found, compiled)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_segments(graph, width):
     indptr, local_source, num_src = graph
     num_dst, num_edges = len(indptr) - 1, len(local_source)

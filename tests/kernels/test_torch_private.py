@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from hongtu.kernels.torch_private import (
     Operations,
@@ -18,8 +19,10 @@ from hongtu.kernels.torch_private import (
     memory_id,
     onednn_linear,
     parameter_hooks,
+    run_backward,
     storage_id,
     takes_batch_statistics,
+    takes_saved_tensors,
     times_written,
 )
 
@@ -130,3 +133,26 @@ def test_how_matrices_are_multiplied_is_told_however_it_was_set():
     finally:
         rules.allow_bf16_reduced_precision_reduction = True
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("as_edge", [False, True], ids=["a tensor", "an edge of the graph"])
+def test_backward_is_torchs(as_edge):
+    x, w = torch.randn(5, 3, requires_grad=True), nn.Parameter(torch.randn(3))
+    out, gradient = (x * w).tanh(), torch.randn(5, 3)
+    expected = torch.autograd.grad(out, (x, w), gradient, retain_graph=True)
+    run_backward([get_gradient_edge(out) if as_edge else out], [gradient])
+    assert torch.equal(x.grad, expected[0]) and torch.equal(w.grad, expected[1])
+
+
+def test_gradients_of_inputs_are_torchs_and_parameters_get_none():
+    x, other, w = (torch.randn(4, requires_grad=True) for _ in range(3))
+    out = x * w
+    found, nothing = run_backward([out], [torch.ones(4)], [x, other])
+    assert torch.equal(found, w) and nothing is None and w.grad is None
+
+
+def test_who_takes_saved_tensors_is_seen():
+    assert not takes_saved_tensors()
+    with saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert takes_saved_tensors()
+    assert not takes_saved_tensors()

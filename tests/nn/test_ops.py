@@ -1,13 +1,16 @@
 """The differentiable operations: gradients by finite differences, and the CUDA kernels beside the CPU's."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.autograd import gradcheck
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.sources import KernelError
-from hongtu.kernels.dispatch import CudaKernels, using
+from hongtu.kernels.dispatch import CudaKernels, using, watching
 from hongtu.nn.ops import aggregates
 from hongtu.nn.ops.attention import graph_attention
 
@@ -166,3 +169,26 @@ def test_cuda_softmax_with_excluded_edges(cuda_kernels):
     with using(cuda_kernels):
         torch.testing.assert_close(aggregates.edge_softmax(logits, INDPTR, exclude, extra), expected)
         torch.testing.assert_close(aggregates.edge_softmax(logits, INDPTR, exclude)[0], alone)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["no loops", "loops"])
+@pytest.mark.parametrize("taken", [False, True], ids=["at once", "in another pass"])
+def test_shares_are_computed_once_where_backward_follows(own, taken):
+    """Where what is saved stays until another pass they are not kept, and computed twice; the bits are the same."""
+    indptr, source = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 1, 2, 0, 1], dtype=torch.int32)
+    rows, query = (torch.randn(3, columns).requires_grad_() for columns in (10, 2))
+    own_rows = torch.randn(3, 10).requires_grad_() if own else None
+    inputs = [x for x in (rows, query, own_rows) if x is not None]
+
+    def gradients(hooks) -> tuple[list[torch.Tensor], int]:
+        calls: list[str] = []
+        with watching(lambda name, _: calls.append(name)):
+            with hooks:
+                out = graph_attention(rows, query, own_rows, None, indptr, source, 0.2)
+            found = [torch.autograd.grad(out.sin().sum(), inputs, retain_graph=True) for _ in range(2)]
+        assert all(map(torch.equal, *found)), "a second backward finds other numbers"
+        return list(found[0]), calls.count("gat_logits")
+
+    found, times = gradients(saved_tensors_hooks(lambda x: x, lambda x: x) if taken else nullcontext())
+    assert times == (3 if taken else 2)  # the second backward finds none
+    assert all(map(torch.equal, found, gradients(saved_tensors_hooks(lambda x: x, lambda x: x))[0]))

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from hongtu.kernels.dispatch import has_numba_kernel, kernels_for, laned, new_rows, plain, plain_rows
+from hongtu.kernels.torch_private import takes_saved_tensors
 from hongtu.nn.ops import aggregates
 from hongtu.nn.ops.aggregates import OwnGradient
 
@@ -79,6 +80,7 @@ def graph_attention(
         exclude: bool [E], True for edges that take no part, or None.
         slope: of the leaky ReLU below 0.
     """
+    kept = list[tuple[Tensor, Tensor]]()
     mask = rows_SX.new_empty(0, dtype=torch.bool) if exclude is None else plain(exclude)
     edges, steep, kernels = (
         (plain(indptr), plain(local_source)),
@@ -100,11 +102,13 @@ def graph_attention(
         out_DF = rows.new_empty((len(query), rows.shape[1] - query.shape[1]))
         kernels.attend(*edges, alpha_EH, rows, out_DF)
         kernels.gat_add_own(own_alpha_DH, own, out_DF)
+        if not takes_saved_tensors():  # until another pass
+            kept.append((alpha_EH, own_alpha_DH))
         return out_DF, (rows_SX, query_DH, own if own_DX is None else own_DX, out_DF)
 
     def backward(wanted, saved, grad_DF):
         rows, query, own, out = (plain(tensor) for tensor in saved)
-        grad, (alpha_EH, own_alpha_DH) = plain(grad_DF), shares(rows, query, own)  # which are not kept
+        grad, (alpha_EH, own_alpha_DH) = plain(grad_DF), kept.pop() if kept else shares(rows, query, own)
         inner_DH, grad_query, grad_own = torch.empty_like(query), torch.empty_like(query), torch.empty_like(own)
         kernels.gat_own_gradients(own_alpha_DH, query, own, steep, out, grad, inner_DH, grad_query, grad_own)
         grad_rows = rows.new_zeros(rows.shape)

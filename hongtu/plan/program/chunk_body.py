@@ -72,7 +72,7 @@ class _Body:
                     brought.append(name)
             elif where(plan, name) == "chunk":
                 yield call("view", gives=name, at=own(plan, p, name), last=name in p.frees)
-        if p.saves and p.direction == "forward":  # staging is filled again
+        if p.saves and p.direction == "forward" and brought:  # staging is filled again
             yield call("copy", *brought, gives=tuple(brought))
 
     def view_of(self, name: str, stays: str, array: Array, access: Literal["read"] | Stores = "read") -> Call:

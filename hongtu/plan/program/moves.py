@@ -237,7 +237,10 @@ def call(kernel: str, *takes: str | None, gives: tuple[str | None, ...] | str = 
 
 
 def with_drops(body: Sequence[Call]) -> tuple[Call, ...]:
-    """The same with every register dropped behind the last that reads it, or behind the one that makes it."""
+    """The same without views that nobody reads, and with every register dropped behind the last that reads it, or
+    behind the one that makes it."""
+    read = {name for x in body for name in x.reads}
+    body = [x for x in body if x.kernel != "view" or x.settings.get("last") or not read.isdisjoint(x.makes)]
     last = {name: k for k, x in enumerate(body) for name in (*x.makes, *x.reads)}
     return tuple(replace(x, drops=tuple(name for name, end in last.items() if end == k)) for k, x in enumerate(body))
 
