@@ -67,6 +67,11 @@ def untraced() -> Iterator[None]:
         nn.Module.__call__, nn.Module.__getattr__ = traced_calls  # type: ignore[method-assign]
 
 
+def is_traced() -> bool:
+    """Whether calls of modules are part of a trace now."""
+    return nn.Module.__call__ is not _CALLS[0]
+
+
 @dataclass
 class _World:
     """One small graph, and what nodes of a trace give on it."""

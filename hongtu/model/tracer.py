@@ -28,7 +28,7 @@ from hongtu.model.expression import label
 from hongtu.model.in_place import OF_NUMPY, ChangesTracer, ChangingProxy, gives_rows
 from hongtu.model.own_state import OwnState
 from hongtu.model.python_questions import answered_for
-from hongtu.model.questions import MADE, Questions, Unanswered
+from hongtu.model.questions import MADE, Questions, Unanswered, is_traced
 from hongtu.model.root import OF_EDGES, GivenData, Root
 
 _CONSTANT = re.compile(r"(?<=_tensor_constant)\d+")  # tensors that a forward makes are numbered through
@@ -113,8 +113,10 @@ class Tracer(ChangesTracer):
             raise failed from None
 
     def refused(self, what: str) -> Exception:
-        self.unanswered = self.unanswered or InputError(f"{self.title}.forward {what}")
-        return self.unanswered
+        error = InputError(f"{self.title}.forward {what}")
+        if is_traced():  # and is not run beside the trace, with what it kept of it
+            self.unanswered = self.unanswered or error
+        return error
 
     def has(self, proxy: fx.Proxy, name: str) -> bool:
         with suppress(Unanswered):
