@@ -70,6 +70,7 @@ def check_module(index: int, module: nn.Module) -> None:
         return
     parts = module.expand() if isinstance(module, Layer) else []
     inside = [part.module for part in parts if isinstance(part, WholeGraphNorm)]
+    instead = "torch.nn.LayerNorm can stand there, which is another model"
     for part in module.modules():
         name = type(part).__name__
         if part in inside:
@@ -78,7 +79,7 @@ def check_module(index: int, module: nn.Module) -> None:
         if rules_of(part) is not None:
             remedy = "can stand in the list of layers only; give the modules around it one by one"
             if isinstance(module, Layer):
-                remedy = "a layer sees a chunk's; use torch.nn.LayerNorm there"
+                remedy = f"a layer sees a chunk's; {instead}"
                 if module.uses_edge_features:
                     remedy += ", or normalise edge_attr beforehand"
             raise InputError(f"{title}: the {name} inside takes statistics over the whole graph, and {remedy}")
@@ -88,7 +89,7 @@ def check_module(index: int, module: nn.Module) -> None:
         if mixes_rows:
             raise InputError(
                 f"{title}: {name} takes statistics over rows, which would be those of a chunk instead of the whole "
-                "graph; use hongtu.nn.BatchNorm, GraphNorm, PairNorm or LayerNorm"
+                f"graph; {instead if isinstance(module, Layer) else 'use hongtu.nn.BatchNorm, GraphNorm or PairNorm'}"
             )
 
 

@@ -58,12 +58,17 @@ class Hops(TypedValues):
     def __init__(self, root: TypedRoot, types: VertexTypes, title: str) -> None:
         super().__init__(root, types, title)
         self._output: Any = self._graph.output_node().args[0]
-        found = self._output.values() if isinstance(self._output, dict) else [self._output]
-        self._given: list[fx.Node] = [*found]
-        if not all(isinstance(node, fx.Node) and self._is_rows(node) for node in self._given) or not self._given:
+        by_key: dict[str, Any] = self._output if isinstance(self._output, dict) else {"": self._output}
+        self._given: list[fx.Node] = [*by_key.values()]
+        wrong = [key for key, node in by_key.items() if not isinstance(node, fx.Node) or not self._is_rows(node)]
+        if wrong or not by_key:
+            several = self._output if isinstance(self._output, tuple | list) else ()
+            what = f"{len(several)} values" if several else "something else"
+            if isinstance(self._output, dict):
+                what = f"a dictionary with something else at {wrong[0]!r}" if wrong else "an empty dictionary"
             raise InputError(
-                f"{title}.forward returns {self._output}, expected rows of one type of vertices, or a dictionary of "
-                "such rows by type"
+                f"{title}.forward returns {what}, expected rows of one type of vertices, or a dictionary of such rows "
+                "by type" + "; return the first of them alone, if it is that" * bool(several)
             )
         self._count = max(value.hop for value in self._values.values())
         if self._count == 0:

@@ -557,6 +557,17 @@ class Authors(Net):
         return self.lin(self.convs[0](x_dict, edge_index_dict)["author"])
 
 
+class Pair(Net):
+    def forward(self, x_dict, edge_index_dict):
+        out = super().forward(x_dict, edge_index_dict)
+        return out, x_dict
+
+
+class Counted(Net):
+    def forward(self, x_dict, edge_index_dict):
+        return {"paper": super().forward(x_dict, edge_index_dict), "edges": edge_index_dict[RELATIONS[0]]}
+
+
 class Asks(Net):
     def forward(self, x_dict, edge_index_dict, time_dict):
         return super().forward(x_dict, edge_index_dict)
@@ -607,6 +618,8 @@ class Centred(pyg.SAGEConv):
         (lambda: Turned(mixed), "turns edges round"),
         (lambda: Authors(mixed), "returns rows of author, and labels are of paper"),
         (lambda: Asks(mixed), "asks for 'time_dict', and there are x_dict, edge_index_dict, edge_attr_dict"),
+        (lambda: Pair(mixed), "returns 2 values, expected rows of one type of .*; return the first of them alone"),
+        (lambda: Counted(mixed), "returns a dictionary with something else at 'edges', expected rows"),
         (lambda: Norm(mixed), "BatchNorm1d inside takes statistics over the whole graph"),
         (Shares, "takes the semantic attention weights of"),
         (Beside, "as many hops from the features as the second step of a HANConv"),

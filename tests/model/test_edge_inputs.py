@@ -481,7 +481,7 @@ def as_features(self, x, edge_index, edge_attr):
 @pytest.mark.parametrize("name", NORMED)
 def test_statistics_of_edges_are_refused_and_layer_norm_is_taken(name):
     data = graph(edge_attr=ATTRIBUTES["[E, 3]"])
-    with pytest.raises(InputError, match=r"BatchNorm1d inside .*use torch.nn.LayerNorm there, or normalise edge_attr"):
+    with pytest.raises(InputError, match=r"BatchNorm1d inside .*, which is another model, or normalise edge_attr"):
         hongtu.Trainer(prepare(data), hongtu.from_pyg(NORMED[name](BatchNorm1d)))
     model = NORMED[name](LayerNorm)
     check(prepare(data), model, lambda m: m(data.x, data.edge_index, data.edge_attr.double()), data)

@@ -363,7 +363,9 @@ class NormsInside(pyg.EdgeConv):
 
 
 def test_a_norm_along_edges_is_not_about_edge_attr():
-    with pytest.raises(InputError, match=r"the BatchNorm1d inside .*; use torch.nn.LayerNorm there$"):
+    with pytest.raises(
+        InputError, match=r"the BatchNorm1d inside .*; torch.nn.LayerNorm can stand there, which is another model$"
+    ):
         hongtu.Trainer(problems.prepare(problems.awkward()), hongtu.from_pyg(NormsInside()))
 
 
