@@ -771,7 +771,7 @@ class Shared(nn.Module):
         ((45, 20, H), (H, H), torch.matmul),
         ((45, H, 3), (H, 2 * H), torch.matmul),
     ],
-    ids=str,
+    ids=("bias", "scale", "square", "matrix"),
 )
 def test_a_parameter_with_as_many_rows_as_a_type_has_vertices(counts, shape, use):
     torch.manual_seed(0)
