@@ -502,7 +502,39 @@ def attends(source, name, destination):
     return kind(-1 if source == destination else (-1, -1), H, heads=2, concat=False, **options)
 
 
-DROPPING = {"rows": Dropping, "messages": lambda: Net(attends), "han": functools.partial(Han, dropout=0.4)}
+class Looped(Sends):
+    """It adds self-loops beside those that there are, and drops in place, and destinations' rows."""
+
+    def forward(self, x, edge_index):
+        loops = torch.arange(len(x)).expand(2, -1)
+        return self.propagate(torch.cat([edge_index, loops], dim=1), x=self.lin(x))
+
+    def message(self, x_j):
+        return functional.dropout(2 * x_j, 0.4, self.training, inplace=True)
+
+
+class Updating(Sends):
+    def message(self, x_j):
+        return x_j.tanh()
+
+    def update(self, out):
+        return functional.dropout(out, 0.4, self.training)
+
+
+def with_parts(source, name, destination):
+    """Dropout in a convolution, but for shares."""
+    if source != destination:
+        return Updating() if name in ("written", "at") else Sends()
+    dropped = nn.Sequential(pyg.Linear(-1, H), nn.Dropout(0.4), nn.Tanh())
+    return pyg.GINConv(dropped) if name == "cites" else Looped()
+
+
+DROPPING = {
+    "rows": Dropping,
+    "messages": lambda: Net(attends),
+    "parts": lambda: Net(with_parts),
+    "han": functools.partial(Han, dropout=0.4),
+}
 
 
 def dropping(name, grain, **options):
