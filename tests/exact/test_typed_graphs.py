@@ -15,6 +15,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
+from torch_geometric.utils import dropout_edge
 
 import hongtu
 from hongtu.errors import InputError
@@ -584,6 +585,12 @@ class Turned(Net):
         return super().forward(x_dict, {r: ends.flip(0) for r, ends in edge_index_dict.items()})
 
 
+class Fewer(Net):
+    def forward(self, x_dict, edge_index_dict):
+        edges = {r: dropout_edge(ends, training=self.training)[0] for r, ends in edge_index_dict.items()}
+        return super().forward(x_dict, edges)
+
+
 class Authors(Net):
     def forward(self, x_dict, edge_index_dict):
         return self.lin(self.convs[0](x_dict, edge_index_dict)["author"])
@@ -637,6 +644,7 @@ class Centred(pyg.SAGEConv):
         (lambda: Mixing(mixed), "mixes the rows of its input"),
         (lambda: Together(mixed), "rows of author and paper, which are of different vertices"),
         (lambda: Turned(mixed), "turns edges round"),
+        (lambda: Fewer(mixed), r"dropout_edge, which draws edges anew in every epoch; drop messages.*dropout=0.5"),
         (lambda: Authors(mixed), "returns rows of author, and labels are of paper"),
         (lambda: Asks(mixed), "asks for 'time_dict', and there are x_dict, edge_index_dict, edge_attr_dict"),
         (lambda: Norm(mixed), "BatchNorm1d inside takes statistics over the whole graph"),
