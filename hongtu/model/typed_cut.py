@@ -23,7 +23,7 @@ from hongtu.model.typed_trace import OF_EDGES, PREFIX, TypedRoot, base_of
 from hongtu.model.typed_values import TypedValues
 from hongtu.nn.dropout import Dropout
 from hongtu.nn.layers.pyg import check_convolution, takes_pair
-from hongtu.nn.message_dropout import ByEdge, drops_messages
+from hongtu.nn.message_dropout import ByEdge, may_drop
 
 
 @dataclass
@@ -277,8 +277,8 @@ class Hops(TypedValues):
         """Whether it calls a convolution that may, and whose relation is known."""
         conv = self._conv(node)
         if isinstance(conv, ByRelation):
-            return drops_messages(conv.conv)
-        return conv is not None and drops_messages(conv) and self._relation(node) is not None and not is_gcn(conv)
+            return may_drop(conv.conv)
+        return conv is not None and may_drop(conv) and self._relation(node) is not None and not is_gcn(conv)
 
     def _drops(self, node: fx.Node) -> float | None:
         """The probability of a dropout of rows; None: it is another node."""

@@ -16,7 +16,7 @@ from hongtu.model.typed_kernels import called
 from hongtu.model.typed_rows import Packing, rows_by_kind
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
-from hongtu.nn.message_dropout import Edges
+from hongtu.nn.message_dropout import Edges, nothing_left
 
 EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT, EDGES = "edge_index", "edge_attr", "edge_weight", "edges"
 
@@ -184,7 +184,8 @@ class TypedHop(Layer):
         Args:
             rows_of: int64 for each type, where its rows are among the D.
         """
-        values = _called(self.hop, self._takes, given)
+        with nothing_left(self.hop):
+            values = _called(self.hop, self._takes, given)
         packed = [packing.pack(values, rows_of, like) for packing in self.gives if packing.columns]
         return packed[0] if len(packed) == 1 else torch.cat(packed, dim=1)
 
@@ -210,8 +211,10 @@ class TypedHop(Layer):
             if block.edge_features is not None:
                 given[f"{EDGE_ATTR}_{relation}"] = block.edge_features[mine, : self.types.edge_columns[relation]]
             if f"{EDGES}_{relation}" in self._takes:
-                loops = block.num_graph_edges + block.rows.ids[own[self.types.ends(relation)[1]]]
-                given[f"{EDGES}_{relation}"] = Edges(given[f"{EDGE_INDEX}_{relation}"], block.edge_ids[mine], loops)
+                first, last = self.types.ends(relation)
+                rows = block.num_graph_edges + block.rows.ids[own[last]]
+                of = given[f"{EDGE_INDEX}_{relation}"], block.edge_ids[mine], rows, first == last
+                given[f"{EDGES}_{relation}"] = Edges(*of)
             weight = torch.ones(1, device=mine.device) if block.edge_weight is None else block.edge_weight
             given[f"{EDGE_WEIGHT}_{relation}"] = weight.expand(block.num_edges)[mine]
         return given, own, beside

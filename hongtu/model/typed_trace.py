@@ -15,7 +15,8 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.vertex_types import VertexTypes
 from hongtu.model.checks import modes_kept
-from hongtu.model.edge_functions import refuse_edges
+from hongtu.model.edge_functions import DRAW_EDGES, DROP_EDGES, refuse_edges
+from hongtu.model.expression import label
 from hongtu.model.questions import untraced
 from hongtu.model.random_state import kept_random_state
 from hongtu.model.tracer import Tracer, is_convolution, traced
@@ -231,6 +232,11 @@ class _Tracer(Tracer):
 
     def _refuse_edges(self, node: fx.Node, relation: Any) -> None:
         """Refuse a function of a relation's edges, as of those of a ``Data``."""
+        if (name := label(node)) in (DROP_EDGES, *DRAW_EDGES):
+            raise InputError(
+                f"{self.title}.forward calls {name}, which draws edges anew in every epoch; drop messages in the "
+                "convolution: GATConv(dropout=0.5), or torch.nn.functional.dropout in a message of your own"
+            )
         try:
             refuse_edges(node, self.title)
         except InputError as error:

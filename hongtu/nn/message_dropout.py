@@ -1,4 +1,4 @@
-"""Dropout in the messages of a convolution that runs as it is: what an edge draws depends on the edge alone.
+"""Dropout in a convolution that runs as it is: what an edge of a message, or a destination, draws depends on it alone.
 
 Legend: D destinations and S sources of a block, E edges.
 """
@@ -16,50 +16,68 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hongtu.kernels.torch_private import is_dropout
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
 
 _WITH_EDGES, _OF_MESSAGES = ("propagate", "edge_updater"), ("message", "edge_update")
+_LOOPS = 40  # bits, which hold the id of an edge or a vertex
 
 
 class Edges(NamedTuple):
-    """What tells the edges of a call apart.
+    """What tells the edges of a call apart, and its destinations.
 
     Attributes:
-        ends: int64 [2, E], sources and destinations; these come first among the sources of their type.
+        ends: int64 [2, E], sources and destinations; of one type, these come first among the sources.
         ids: int64 [E].
-        loops: int64 [D], the same of the self-loops that a convolution may add.
+        rows: int64 [D], the same of the destinations, and of the self-loops that a convolution may add.
+        alike: sources and destinations are of one type.
     """
 
     ends: Tensor
     ids: Tensor
-    loops: Tensor
+    rows: Tensor
+    alike: bool = True
 
     def ids_of(self, ends: Tensor) -> Tensor | None:
-        """int64 [N], of those edges [2, N] that a convolution has made of these: all, or all that are no self-loops,
-        and self-loops behind them; None: others."""
+        """int64 [N], of those edges [2, N] that a convolution has made of these, other self-loops among the same edges;
+        None: others. The k-th self-loop of a vertex has an id of its own."""
         if ends is self.ends:
             return self.ids
-        for kept in (self.ends[0] != self.ends[1], slice(None)):
-            first, ids = self.ends[:, kept], self.ids[kept]
-            source, destination = ends[:, len(ids) :]
-            if torch.equal(ends[:, : len(ids)], first) and torch.equal(source, destination):
-                unused = self.ids.new_zeros(
-                    max(0, len(source) - len(self.loops))
-                )  # of sources that are no destinations
-                return torch.cat([ids, torch.cat([self.loops, unused])[source]])
-        return None
+        if not self.alike:
+            return self.ids if torch.equal(ends, self.ends) else None
+        own, found = ends[0] == ends[1], torch.empty_like(ends[0])
+        edges, between = self.ends[0] != self.ends[1], ends[:, ~own]
+        if not torch.equal(between, self.ends[:, edges]):
+            return None
+        found[~own] = self.ids[edges]
+        loops, order = ends[0, own].sort(stable=True)
+        number = torch.arange(len(loops), device=loops.device) - torch.searchsorted(loops, loops)
+        known = functional.pad(self.rows, (0, int(ends.max()) + 1 if len(loops) else 0))  # sources, too
+        found[own.nonzero().squeeze(1)[order]] = known[loops] + (number << _LOOPS)
+        return found
 
 
-def drops_messages(conv: Any) -> bool:
-    """Whether a convolution may call ``torch.nn.functional.dropout`` in its messages: one that is not
-    torch_geometric's, or has a rate."""
-    rate = getattr(conv, "dropout", 0)
-    return not type(conv).__module__.startswith("torch_geometric.") or (isinstance(rate, int | float) and rate > 0)
+def may_drop(conv: Any) -> bool:
+    """Whether a convolution may call ``torch.nn.functional.dropout``: one that is not torch_geometric's, or has a part
+    with a rate."""
+
+    def rates(part: Any) -> list[Any]:
+        rate = getattr(part, "dropout", 0)
+        return [*(rate if isinstance(rate, list | tuple) else [rate]), getattr(part, "p", 1) if is_dropout(part) else 0]
+
+    known = type(conv).__module__.startswith("torch_geometric.")
+    return not known or any(isinstance(x, int | float) and x > 0 for part in conv.modules() for x in rates(part))
+
+
+def dropped_by_id(module: nn.Module) -> set[nn.Module]:
+    """The dropouts of a module that are in a convolution, and drop by what they are given, not by chunk."""
+    owners = [part for part in module.modules() if any(isinstance(own, MessageDropout) for own in part.children())]
+    return {part for own in owners for part in own.modules() if type(part) is nn.Dropout}
 
 
 class MessageDropout(Dropout):
-    """Stands for ``torch.nn.functional.dropout`` in the messages of a convolution; ``p`` is that of the last call."""
+    """Stands for ``torch.nn.functional.dropout`` in a convolution; ``p`` is that of the last call."""
 
     @contextmanager
     def inside(self, conv: nn.Module, edges: Callable[[], Edges]) -> Iterator[None]:
@@ -77,13 +95,32 @@ class MessageDropout(Dropout):
                 if hasattr(part, "message"):
                     own = {name: partial(mode.with_edges, getattr(part, name)) for name in _WITH_EDGES}
                     own |= {name: partial(mode.of_messages, getattr(part, name)) for name in _OF_MESSAGES}
-                    stack.enter_context(patch.dict(vars(part), own))
+                    for name, function in own.items():
+                        stack.enter_context(patch.object(part, name, function))
             with mode:
                 yield
 
 
+@contextmanager
+def nothing_left(module: nn.Module) -> Iterator[None]:
+    """A call after which its convolutions hold no tensor that they did not before: what SuperGATConv keeps for a loss
+    of its own takes memory that no plan knows, and so does the graph behind a tensor of somebody's own."""
+    parts = [(part, {**vars(part)}) for part in module.modules() if hasattr(part, "message")]
+    try:
+        yield
+    finally:
+        for part, before in parts:
+            known = type(part).__module__.startswith("torch_geometric.")
+            for name, value in [*vars(part).items()]:
+                if value is before.get(name) or not isinstance(value, Tensor):
+                    continue
+                if known or value.grad_fn is not None:
+                    vars(part).pop(name)
+                    vars(part).update({name: before[name]} if name in before else {})
+
+
 class ByEdge(nn.Module):
-    """A convolution whose messages are dropped by edge.
+    """A convolution that drops by edge, and by destination.
 
     Args:
         conv: what is called with one more argument, the edges.
@@ -122,14 +159,21 @@ class _Mode(TorchFunctionMode):
             self._depth -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.dropout and self._depth:
+        if func is functional.dropout:
             return self._drop(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        known = isinstance(self._ends, Tensor) and training and 0 < p <= 1 and not inplace
-        ids = self._edges().ids_of(self._ends) if known else None
+        ids = self._ids() if training and 0 < p <= 1 else None
         if ids is None or len(ids) != len(input):
             return functional.dropout(input, p, training, inplace)
         self._dropout.p = p
-        return self._dropout(input, ids)
+        dropped: Tensor = self._dropout(input, ids)
+        return input.copy_(dropped) if inplace else dropped
+
+    def _ids(self) -> Tensor | None:
+        """Of the messages that are being made, or of the destinations."""
+        edges = self._edges()
+        if not self._depth:
+            return edges.rows
+        return edges.ids_of(self._ends) if isinstance(self._ends, Tensor) else None

@@ -19,6 +19,7 @@ from hongtu.model.checks import may_draw
 from hongtu.model.embedding import Embedding
 from hongtu.model.link_loss import link_loss_in
 from hongtu.model.network import Network
+from hongtu.nn.message_dropout import dropped_by_id
 from hongtu.nn.whole_graph import WholeGraphNorm
 from hongtu.plan.cost.seconds import aggregate_seconds, partition_seconds, predict_seconds, rowwise_seconds
 from hongtu.plan.cost.work import Extent, pass_work
@@ -133,7 +134,8 @@ def check_ranked(
             "those of others again; use dependencies 'comm'"
         )
     for index, module in enumerate(network.modules):
-        of_torch = [part for part in module.modules() if type(part).__module__.startswith("torch.")]
+        by_id = dropped_by_id(module)
+        of_torch = [p for p in module.modules() if type(p).__module__.startswith("torch.") and p not in by_id]
         drawn = [
             part for part in of_torch if may_draw(part) and getattr(part, "p", None) != 0
         ]  # a rate of 0 draws nothing

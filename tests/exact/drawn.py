@@ -75,6 +75,10 @@ def draw(rng: np.random.Generator) -> Drawn:
         drops = bool(rng.random() < 0.2)
         kinds = []
         traits += ["edge states", *["dropout of edge states"] * drops]
+    elif which < 0.46:
+        problem, drops = problems.with_edge_data(problem), True
+        kinds = [additions.of(_dropping, "dropping")]
+        traits.append("dropout in convolutions")
     if problem.vertex_type is None and rng.random() < 0.15:
         problem = _with_sparse_features(rng, problem)
         traits.append("sparse features")
@@ -118,6 +122,15 @@ def _relational(lib: Any, f: int, c: int) -> list[nn.Module]:
     wrap = hongtu.nn.PyGLayer if lib is hongtu.nn else OfRelations
     first = wrap(pyg.FastRGCNConv(f, H, problems.EDGE_TYPES, num_bases=2))
     return [first, nn.Tanh(), wrap(pyg.RGATConv(H, c, problems.EDGE_TYPES))]
+
+
+def _dropping(lib: Any, f: int, c: int) -> list[nn.Module]:
+    """Convolutions that drop messages, and rows."""
+    wrap = hongtu.nn.PyGLayer if lib is hongtu.nn else OfRelations
+    dropped = nn.Sequential(nn.Linear(2 * H, H), nn.Dropout(0.3), nn.Tanh())
+    attends = pyg.SuperGATConv(H, H, dropout=0.4), pyg.RGATConv(H, c, problems.EDGE_TYPES, dropout=0.3)
+    layers = [pyg.GATv2Conv(f, H, dropout=0.4), pyg.EdgeConv(dropped), *attends]
+    return [x for layer in layers for x in (wrap(layer), nn.Tanh())][:-1]
 
 
 def _of_types(rng: np.random.Generator) -> Drawn:

@@ -192,7 +192,7 @@ class Spec:
         if self.kind == "hgt":
             return pyg.HGTConv(-1 if not self.maps else self.width, self.width, data.metadata(), heads=self._heads())
         if self.kind == "han":
-            return pyg.HANConv(-1, self.width, data.metadata(), heads=self._heads())
+            return pyg.HANConv(-1, self.width, data.metadata(), heads=self._heads(), dropout=0.3 * self.drops)
         if self.kind == "to_hetero":
             return pyg.to_hetero(Homogeneous(self.width, self.aggr), data.metadata(), aggr=self.aggr)
         return pyg.HeteroConv({r: self._conv(data, k, r, number) for r, number in self.convs[k].items()}, self.aggr)
@@ -203,20 +203,21 @@ class Spec:
     def _conv(self, data: HeteroData, k: int, relation: Relation, number: int) -> nn.Module:
         width, alike, both = self.width, relation[0] == relation[2], (-1, -1)
         edges = {"edge_dim": data[relation].edge_attr.shape[1]} if relation in self.taken[k]["edge_attr"] else {}
+        shares = edges | {"dropout": 0.4 * self.drops}
         if number == 0:
             return pyg.SAGEConv(both, width, aggr=("mean", "max", "sum", "std")[k % 4])
         if number == 1:
             return pyg.GraphConv(both, width)
         if number == 2:
-            return pyg.GATConv(both, width, heads=2, concat=False, add_self_loops=False, **edges)
+            return pyg.GATConv(both, width, heads=2, concat=False, add_self_loops=False, **shares)
         if number == 3:
-            return pyg.GATv2Conv(both, width, add_self_loops=False, **edges)
+            return pyg.GATv2Conv(both, width, add_self_loops=False, **shares)
         if number == 4:
-            return pyg.TransformerConv(both, width, heads=2, concat=False, beta=True, **edges)
+            return pyg.TransformerConv(both, width, heads=2, concat=False, beta=True, **shares)
         if number == 5 and alike:
             return pyg.GCNConv(-1, width, improved=k % 2 == 1)
         if number == 6 and alike:
-            return pyg.GATConv(-1, width, fill_value=0.3, **edges)
+            return pyg.GATConv(-1, width, fill_value=0.3, **shares)
         if number == 7 and alike:
             return pyg.SAGEConv(-1, width, aggr="max")
         return pyg.ResGatedGraphConv(both, width)

@@ -10,12 +10,15 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
+from torch_geometric.utils import add_self_loops
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.nn.message_dropout import Edges
 from hongtu.plan.passes.strategy import Strategy
 from tests import problems, training
 from tests.models import H, Model
+from tests.ranks.turns import run_ranks
 from tests.training import GRID, STRATEGIES
 
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -34,6 +37,35 @@ class Sends(pyg.MessagePassing):
 
     def message(self, x_j):
         return self.dropout(torch.tanh(nn.functional.dropout(x_j, 0.4, self.training)))
+
+
+class Loops(pyg.MessagePassing):
+    """As the GCN of torch_geometric's tutorial, which adds self-loops beside those that there are; drops in place, and
+    rows of destinations, and keeps how many messages there were."""
+
+    def __init__(self, f, c):
+        super().__init__(aggr="add")
+        self.lin, self.dropout = nn.Linear(f, c), nn.Dropout(0.3, inplace=True)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j):
+        self.messages = len(x_j)
+        return self.dropout(2 * x_j)
+
+
+class Updates(Sends):
+    def message(self, x_j):
+        return x_j
+
+    def update(self, out):
+        return self.dropout(out)
+
+
+def some_dropped(f, c):
+    return nn.Sequential(nn.Linear(f, c), nn.Dropout(0.4), nn.Tanh())
 
 
 # Dropout at the input of a layer, as a module of its own, inside a layer's module and on attention.
@@ -84,6 +116,14 @@ MODELS = (
         ],
         lambda f, c: [],
     ),
+    Model(  # in parts of theirs, which are called with messages, or with destinations
+        "parts",
+        lambda f, c: [
+            hnn.PyGLayer(pyg.EdgeConv(some_dropped(2 * f, H))), hnn.PyGLayer(pyg.GINConv(some_dropped(H, H))),
+            hnn.PyGLayer(Loops(H, H)), hnn.PyGLayer(Updates(H, c)),
+        ],
+        lambda f, c: [],
+    ),
 )  # fmt: skip
 models = pytest.mark.parametrize("model", MODELS, ids=repr)
 
@@ -110,6 +150,66 @@ def test_the_losses_of_every_cut_are_the_same(model):
     np.testing.assert_allclose(losses(model, (2, 3), "full", None), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("model", [model for model in MODELS if model.name in ("messages", "parts")], ids=repr)
+@pytest.mark.parametrize("dependencies", ["comm", "hybrid"])
+def test_ranks_drop_the_same(model, dependencies):
+    expected = losses(model, (1, 1), "none", None)
+
+    def work(group):
+        options = {"ranks": group, "dependencies": dependencies, "seed": 3}
+        trainer = training.make_trainer(model, problems.awkward(), (4, 3), **options)
+        np.testing.assert_allclose([trainer.train_epoch().loss for _ in range(4)], expected, rtol=1e-10)
+
+    run_ranks(2, work)
+
+
+def test_edges_that_a_convolution_has_made():
+    """Ids of what it was given, without self-loops, with others, and both; a self-loop last is no edge more."""
+    ends = torch.tensor([[1, 2, 0, 0, 3, 1], [0, 1, 1, 2, 2, 1]])
+    edges = Edges(ends, torch.arange(6) + 10, torch.tensor([50, 51, 52]))
+    kept, loops = ends[:, :5], torch.arange(4).expand(2, -1)
+    of_loop = lambda k, number=0: 50 + k + (number << 40)  # noqa: E731
+    assert edges.ids_of(ends).tolist() == [10, 11, 12, 13, 14, 15]
+    assert edges.ids_of(ends.clone()).tolist() == [10, 11, 12, 13, 14, of_loop(1)]
+    assert edges.ids_of(kept).tolist() == [10, 11, 12, 13, 14]
+    assert edges.ids_of(torch.cat([kept, loops], 1)).tolist()[:8] == [10, 11, 12, 13, 14, 50, 51, 52]
+    of_both = edges.ids_of(torch.cat([ends, loops], 1)).tolist()
+    assert of_both[:9] == [10, 11, 12, 13, 14, of_loop(1), 50, of_loop(1, 1), 52]
+    assert edges.ids_of(kept[:, 1:]) is None and edges.ids_of(ends.flip(1)) is None
+    between = edges._replace(alike=False)
+    assert between.ids_of(ends.clone()).tolist() == [10, 11, 12, 13, 14, 15] and between.ids_of(kept) is None
+
+
+def test_a_convolution_that_drops_keeps_what_it_sets():
+    layer = hnn.PyGLayer(Loops(6, 3))
+    trainer = hongtu.Trainer(problems.prepare(problems.awkward(), 1, 1), [layer])
+    before = {*vars(layer.conv)} - {"messages"}
+    vars(layer.conv).pop("messages", None)
+    trainer.train_epoch()
+    assert layer.conv.messages > 0 and {*vars(layer.conv)} - before == {"messages"}
+
+
+class Remembers(Sends):
+    """It keeps a tensor, and the graph behind."""
+
+    def message(self, x_j):
+        self.sent = super().message(x_j)
+        return self.sent
+
+
+@pytest.mark.parametrize("conv", [pyg.SuperGATConv, functools.partial(pyg.SuperGATConv, dropout=0.3), Remembers])
+def test_what_a_convolution_keeps_takes_no_memory(conv):
+    """SuperGATConv keeps what a loss of its own takes."""
+    model = Model(
+        "keeps", lambda f, c: [nn.Linear(f, H), *(hnn.PyGLayer(conv(H, k)) for k in (H, H, c))], lambda f, c: []
+    )
+    for grain in ((1, 1), (2, 3)):
+        trainer = training.make_trainer(model, problems.awkward(), grain, strategy="paper", device_memory="smallest")
+        training.assert_counted(trainer, trainer.train_epoch())
+        kept = [x for part in trainer.model.modules() for x in vars(part).values() if isinstance(x, torch.Tensor)]
+        assert not kept if conv is not Remembers else all(x.grad_fn is None for x in kept)
+
+
 @models
 def test_masks_change_with_the_epoch_and_with_the_seed(model):
     trainer = training.make_trainer(model, problems.awkward(), optimizer=lambda p: torch.optim.SGD(p, lr=0.0), seed=3)
@@ -125,7 +225,7 @@ def test_no_dropout_in_evaluation(model):
     assert torch.equal(before, trainer.predict())
     plain = training.make_trainer(model, problems.awkward(), (2, 3))
     for module in plain.model.modules():
-        if isinstance(module, hnn.Dropout):
+        if isinstance(module, hnn.Dropout | nn.Dropout):
             module.p = 0.0
     torch.testing.assert_close(plain.predict(), before, rtol=1e-12, atol=1e-12)  # its maps may come first
     trainer.train_epoch()

@@ -15,6 +15,7 @@ import torch_geometric.nn as pyg
 from torch import nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
+from torch_geometric.utils import dropout_edge
 
 import hongtu
 from hongtu.errors import InputError
@@ -502,7 +503,39 @@ def attends(source, name, destination):
     return kind(-1 if source == destination else (-1, -1), H, heads=2, concat=False, **options)
 
 
-DROPPING = {"rows": Dropping, "messages": lambda: Net(attends), "han": functools.partial(Han, dropout=0.4)}
+class Looped(Sends):
+    """It adds self-loops beside those that there are, and drops in place, and destinations' rows."""
+
+    def forward(self, x, edge_index):
+        loops = torch.arange(len(x)).expand(2, -1)
+        return self.propagate(torch.cat([edge_index, loops], dim=1), x=self.lin(x))
+
+    def message(self, x_j):
+        return functional.dropout(2 * x_j, 0.4, self.training, inplace=True)
+
+
+class Updating(Sends):
+    def message(self, x_j):
+        return x_j.tanh()
+
+    def update(self, out):
+        return functional.dropout(out, 0.4, self.training)
+
+
+def with_parts(source, name, destination):
+    """Dropout in a convolution, but for shares."""
+    if source != destination:
+        return Updating() if name in ("written", "at") else Sends()
+    dropped = nn.Sequential(pyg.Linear(-1, H), nn.Dropout(0.4), nn.Tanh())
+    return pyg.GINConv(dropped) if name == "cites" else Looped()
+
+
+DROPPING = {
+    "rows": Dropping,
+    "messages": lambda: Net(attends),
+    "parts": lambda: Net(with_parts),
+    "han": functools.partial(Han, dropout=0.4),
+}
 
 
 def dropping(name, grain, **options):
@@ -550,6 +583,12 @@ class Together(Net):
 class Turned(Net):
     def forward(self, x_dict, edge_index_dict):
         return super().forward(x_dict, {r: ends.flip(0) for r, ends in edge_index_dict.items()})
+
+
+class Fewer(Net):
+    def forward(self, x_dict, edge_index_dict):
+        edges = {r: dropout_edge(ends, training=self.training)[0] for r, ends in edge_index_dict.items()}
+        return super().forward(x_dict, edges)
 
 
 class Authors(Net):
@@ -616,6 +655,7 @@ class Centred(pyg.SAGEConv):
         (lambda: Mixing(mixed), "mixes the rows of its input"),
         (lambda: Together(mixed), "rows of author and paper, which are of different vertices"),
         (lambda: Turned(mixed), "turns edges round"),
+        (lambda: Fewer(mixed), r"dropout_edge, which draws edges anew in every epoch; drop messages.*dropout=0.5"),
         (lambda: Authors(mixed), "returns rows of author, and labels are of paper"),
         (lambda: Asks(mixed), "asks for 'time_dict', and there are x_dict, edge_index_dict, edge_attr_dict"),
         (lambda: Pair(mixed), "returns 2 values, expected rows of one type of .*; return the first of them alone"),

@@ -15,7 +15,7 @@ from hongtu.errors import InputError, names_known
 from hongtu.kernels.torch_private import copied
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
-from hongtu.nn.message_dropout import Edges, MessageDropout, drops_messages
+from hongtu.nn.message_dropout import Edges, MessageDropout, may_drop, nothing_left
 
 _OURS = (
     "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv",
@@ -57,7 +57,7 @@ class PyGLayer(Layer):
         self.square = square or self.updates_edges or not takes_pair(conv)
         parameters = inspect.signature(conv.forward).parameters
         self.conv = conv
-        if drops_messages(conv):
+        if may_drop(conv):
             self.message_dropout = MessageDropout()
         self._takes, self._takes_size = [*parameters], "size" in parameters
         self._of_ones_own = not type(conv).__module__.startswith("torch_geometric.")
@@ -77,6 +77,10 @@ class PyGLayer(Layer):
                 pass
 
     def forward(self, block: Block, h: Tensor) -> Any:
+        with nothing_left(self.conv):
+            return self._dropping(block, h)
+
+    def _dropping(self, block: Block, h: Tensor) -> Any:
         if not hasattr(self, "message_dropout"):
             return self._called(block, h)
 
