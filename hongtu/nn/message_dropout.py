@@ -88,9 +88,7 @@ class MessageDropout(Dropout):
         mode, context = _Mode(self, edges), self.context or RowContext()
         with ExitStack() as stack:
             stack.callback(setattr, context, "calls", context.calls)
-            context.calls &= (
-                ~0xFFFF
-            )  # of the layer call's: a convolution may leave its dropout out where it has no edges
+            context.calls &= ~0xFFFF  # counted anew: a convolution may leave dropout out where it has no edges
             for part in conv.modules():
                 if hasattr(part, "message"):
                     own = {name: partial(mode.with_edges, getattr(part, name)) for name in _WITH_EDGES}
