@@ -50,22 +50,22 @@ class Dropout(torch.nn.Module):
         self.site = 0
         self.context: RowContext | None = None
 
-    def forward(self, x: Any, ids: Tensor | None = None) -> Any:
+    def forward(self, x: Any, ids: Tensor | None = None, p: float | None = None) -> Any:
         """``x`` float [R, ...], or a ``SparseInput``; ``ids`` int64 [R], identity of each row (default: original vertex
-        ids of the call)."""
-        context = self.context
+        ids of the call); ``p``: of this call alone."""
+        context, p = self.context, self.p if p is None else p
         if x.dtype not in (torch.float32, torch.float64):  # under autocast; the mask is the same
-            return self.forward(x.float(), ids).to(x.dtype)
+            return self.forward(x.float(), ids, p).to(x.dtype)
         if not self.drops:
             return x
         if context is None:
-            return torch.nn.functional.dropout(x, self.p)
+            return torch.nn.functional.dropout(x, p)
         if ids is None:
             assert context.rows is not None, "RowContext.rows is not set"
             ids = context.rows.ids
         if len(ids) != len(x):
             raise InputError(f"a dropout is given {len(x)} rows of {len(ids)}, and drops by vertex; give it all rows")
-        mask = Mask(epoch_key(context, x.device), self.site, context.next_call(), self.p)
+        mask = Mask(epoch_key(context, x.device), self.site, context.next_call(), p)
         if isinstance(x, SparseInput):
             return _of_numbers(x, ids, mask)
         return _Dropout.apply(x.reshape(len(x), x.shape[1:].numel()), ids, mask).view(x.shape)

@@ -77,7 +77,7 @@ def dropped_by_id(module: nn.Module) -> set[nn.Module]:
 
 
 class MessageDropout(Dropout):
-    """Stands for ``torch.nn.functional.dropout`` in a convolution; ``p`` is that of the last call."""
+    """Stands for ``torch.nn.functional.dropout`` in a convolution, with the p of each call."""
 
     @contextmanager
     def inside(self, conv: nn.Module, edges: Callable[[], Edges]) -> Iterator[None]:
@@ -165,8 +165,7 @@ class _Mode(TorchFunctionMode):
         ids = self._ids() if training and 0 < p <= 1 else None
         if ids is None or len(ids) != len(input):
             return functional.dropout(input, p, training, inplace)
-        self._dropout.p = p
-        dropped: Tensor = self._dropout(input, ids)
+        dropped: Tensor = self._dropout(input, ids, p)
         return input.copy_(dropped) if inplace else dropped
 
     def _ids(self) -> Tensor | None:

@@ -201,7 +201,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{name: x for name, x in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
-PLANNED = ("transform_first", "once_per_vertex")  # attributes of layers that each rank's plan sets
+PLANNED = ("transform_first", "once_per_vertex", "fuse")  # set by each rank's plan, or, as FastRGCNConv's, in a call
 
 
 def state_of(

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import nn
 
 import hongtu
@@ -445,6 +446,23 @@ def test_a_rank_that_changes_its_own_is_named(change, said, then):
             alone(change, operator.methodcaller(then))(group)
 
     run_ranks(2, work)
+
+
+@pytest.mark.parametrize("first", (0, 1))
+def test_what_convolutions_set_in_a_call_is_not_compared(first):
+    """One rank may have called them, where another remembers what that takes."""
+
+    def work(group):
+        torch.manual_seed(0)
+        own = pyg.FastRGCNConv(6, H, problems.EDGE_TYPES), pyg.GATv2Conv(H, 3, dropout=0.4)
+        if group.rank == first:
+            own[0](torch.zeros(2, 6), torch.zeros(2, 1).long(), torch.zeros(1).long())
+        trainer = hongtu.Trainer(
+            problems.prepare(problems.edge_data(), 2, 3), [hnn.PyGLayer(conv) for conv in own], ranks=group
+        )
+        return [trainer.train_epoch().loss for _ in range(2)], trainer.evaluate()
+
+    assert len({str(found) for found in run_ranks(2, work)}) == 1
 
 
 class Projects(nn.Module):
