@@ -20,6 +20,9 @@ from hongtu.model.link_loss import by_name
 from hongtu.ranks.together import Alone, Together
 
 
+AT_ONCE = 1 << 24  # outputs that are looked at
+
+
 def scores(
     out: Tensor,
     labels: Tensor,
@@ -52,6 +55,17 @@ def scores(
         found[split] = _regression(*picked) if task == "regression" else _micro_f1(*picked, threshold)
     first = {split: of_split.pop("") for split, of_split in found.items()}
     return first | {f"{split}_{name}": x for split, of_split in found.items() for name, x in of_split.items()}
+
+
+def _right(out: Tensor, labels: Tensor, masks: Mapping[str, Tensor], threshold: float) -> Tensor:
+    """bool [V]: whose class is chosen, of vertices of some split; a large output, which may lie on a disk, is read where
+    they are, some at a time."""
+    if out.numel() <= AT_ONCE or not masks:
+        return _chosen_class(out, threshold) == labels
+    right = torch.zeros_like(labels, dtype=torch.bool)
+    for rows in torch.stack([*masks.values()]).any(0).nonzero().squeeze(1).split(AT_ONCE // out.shape[1]):
+        right[rows] = _chosen_class(out[rows], threshold) == labels[rows]
+    return right
 
 
 def _chosen_class(out: Tensor, threshold: float) -> Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.ranks.together import Alone
+from hongtu.train import evaluators
 from hongtu.train.evaluators import Evaluation, accuracy, auc, f1, macro_f1, scores
 from tests import problems
 from tests.training import sgd
@@ -132,3 +133,18 @@ def test_training_on_targets_with_holes(task):
             else:
                 assert trainer.evaluate()[f"{split}_mae"] == pytest.approx(float((out - target)[chosen].abs().mean()))
         assert trainer.train_epoch().loss == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("columns", (1, 4))
+@pytest.mark.parametrize("splits", ((), ("train",), ("train", "val", "test")))
+def test_a_large_output_is_read_where_splits_have_vertices(columns, splits, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    out, labels = torch.randn(500, columns, generator=draw), torch.randint(max(columns, 2), (500,), generator=draw)
+    masks = {split: torch.rand(500, generator=draw) < 0.3 for split in splits}
+    expected = scores(out, labels, masks, "multiclass")
+    monkeypatch.setattr(evaluators, "AT_ONCE", 64)
+    outside = torch.ones(500, dtype=torch.bool)
+    for mask in masks.values():
+        outside &= ~mask
+    out[outside] = torch.nan
+    assert scores(out, labels, masks, "multiclass") == expected
