@@ -19,7 +19,6 @@ from hongtu.errors import InputError
 from hongtu.model.link_loss import by_name
 from hongtu.ranks.together import Alone, Together
 
-
 AT_ONCE = 1 << 24  # outputs that are looked at
 
 
@@ -58,8 +57,8 @@ def scores(
 
 
 def _right(out: Tensor, labels: Tensor, masks: Mapping[str, Tensor], threshold: float) -> Tensor:
-    """bool [V]: whose class is chosen, of vertices of some split; a large output, which may lie on a disk, is read where
-    they are, some at a time."""
+    """bool [V]: whose class is chosen, of vertices of some split. A large output, which may lie on a disk, is read where
+    these are, some at a time."""
     if out.numel() <= AT_ONCE or not masks:
         return _chosen_class(out, threshold) == labels
     right = torch.zeros_like(labels, dtype=torch.bool)
