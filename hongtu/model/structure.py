@@ -26,9 +26,9 @@ from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 
 class Kind(NamedTuple):
-    """Of a graph with types a relation, and one or two vertices of its destinations' type."""
+    """Of a graph with types a relation, and one or two vertices of its destinations' type; None: edges are of any."""
 
-    relation: int = 0
+    relation: int | None = None
     ids: tuple[int, ...] = (0, 1)
 
     def vertices(self, count: int) -> Tensor:

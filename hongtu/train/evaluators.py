@@ -57,8 +57,8 @@ def scores(
 
 
 def _right(out: Tensor, labels: Tensor, masks: Mapping[str, Tensor], threshold: float) -> Tensor:
-    """bool [V]: whose class is chosen, of vertices of some split. A large output, which may lie on a disk, is read where
-    these are, some at a time."""
+    """bool [V]: whose class is chosen, of vertices of some split; of a large output, which may lie on a disk, no others
+    are read."""
     if out.numel() <= AT_ONCE or not masks:
         return _chosen_class(out, threshold) == labels
     right = torch.zeros_like(labels, dtype=torch.bool)

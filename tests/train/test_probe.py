@@ -13,6 +13,7 @@ from torch import nn
 import hongtu
 from hongtu import nn as hnn
 from hongtu.train.tracing import probe
+from tests import training
 from tests.exact.harness import run_case
 
 V, E, F = 4000, 60_000, 24
@@ -62,3 +63,24 @@ def test_they_are_a_bound(graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_edges_of_other_relations_are_planned_for() -> None:
     """Blocks of one relation each do not tell what edges of another take beside them."""
     assert run_case(940375).wrong == ""
+
+
+@pytest.mark.parametrize("aggr", ("max", "mean", "min", "add"))
+@pytest.mark.parametrize(("types", "edges", "vertices"), [(3, 10, 63), (2, 40, 20), (5, 5, 30)])
+def test_edges_of_every_relation_are_counted(types, edges, vertices, aggr, tmp_path):
+    """A layer that keeps something of each relation takes more where none is empty."""
+    draw = np.random.default_rng(0)
+    artifact = hongtu.preprocess_graph(
+        draw.integers(0, vertices, (2, edges)), vertices, tmp_path / "out", partitions=1, chunks=1,
+        features=draw.normal(size=(vertices, 4)).astype(np.float32), labels=draw.integers(0, 3, vertices),
+        masks={"train": np.ones(vertices, bool)}, edge_type=draw.integers(0, types, edges),
+    )  # fmt: skip
+
+    def layers():
+        convs = [hnn.PyGLayer(pyg.RGCNConv(*columns, types, aggr=aggr)) for columns in ((4, 5), (5, 3))]
+        return [convs[0], nn.ReLU(), convs[1]]
+
+    options = {"dtype": torch.float64, "strategy": "none"}
+    budget = training.smallest_budget(artifact, layers, **options)
+    trainer = hongtu.Trainer(artifact, layers(), device_memory=budget, **options)
+    training.assert_counted(trainer, trainer.train_epoch())

@@ -254,8 +254,12 @@ class _Probe:
 
 def _largest_block(sizes: tuple[int, int, int, int], shape: NetworkShape, kind: Kind, *, weighted: bool) -> Topology:
     """A topology whose chunk 0 has one source and one edge more than these sizes say, and as many destinations, the
-    first with the most in-edges and a self-loop; all edges are of one relation."""
+    first with the most in-edges and a self-loop; all edges are of one relation. Where they may be of any, an edge of
+    each other one comes before them: a layer may keep what it makes of every relation that has some."""
     d, s, e, hub = sizes
+    apart = kind.relation is None and any(layer.edge_type and layer.reduce is None for layer in shape.layers)
+    others = min(e, max(shape.edges.types - 1, 0)) if apart else 0
+    e += others
     source = np.empty(e + 1, dtype=np.int32)
     source[0] = 0
     source[1:] = d + np.arange(e) % s
@@ -265,7 +269,9 @@ def _largest_block(sizes: tuple[int, int, int, int], shape: NetworkShape, kind: 
     in_edge_start[d] = e + 1
     weight = np.ones(e + 1, dtype=np.float32) if weighted else None
     largest = build_topology(1, np.array([0, d, d + s]), in_edge_start, source, weight)
-    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.full(e + 1, kind.relation, np.int32)
+    features, types = np.ones((e + 1, shape.edges.features), np.float32), np.full(e + 1, kind.relation or 0, np.int32)
+    if others:
+        types[:] = np.minimum(np.arange(e + 1), others)
     return replace(largest, edge_features=features, edge_type=types).keeping(
         edge_features=shape.edges.features > 0, edge_type=shape.edges.types > 0
     )
