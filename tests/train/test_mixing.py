@@ -20,7 +20,7 @@ from hongtu.nn.context import RowContext
 from hongtu.plan.passes.shapes import NO_EDGE_DATA, EdgeData
 from hongtu.train import network_plan
 from hongtu.train.tracing import shape
-from hongtu.train.tracing.mixing import refuse_mixing
+from hongtu.train.tracing.mixing import EDGES, refuse_mixing
 from hongtu.train.tracing.trace import GraphForm, trace
 from tests import problems
 from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, differs, judged
@@ -98,6 +98,22 @@ def test_the_module_that_mixes_is_named(part: Any, title: str | None) -> None:
         layers = hongtu.from_pyg(Traced([pyg.GCNConv(F, F)], [[], [part]]))
     with pytest.raises(InputError, match=rf"^{title} mixes the rows of its input"):
         look(layers)
+
+
+@pytest.mark.parametrize(
+    ("part", "title", "columns"),
+    [
+        (Of(lambda e: e - e.mean(0)), "Of", 3),
+        (Of(lambda e: e.flip(0)), "Of", len(EDGES)),
+        (nn.Softmax(0), "Softmax", 2),
+        (Of(lambda e: e.cumsum(0).tanh()), "Of", 1),
+    ],
+)
+def test_the_module_that_mixes_states_of_edges_is_named(part: Any, title: str, columns: int) -> None:
+    """And not the layer that gives them, with which it is computed."""
+    layers = [hnn.MeshBlock(F, columns), (part, "e -> e"), hnn.MeshBlock(F, columns), nn.Linear(F, CLASSES)]
+    with pytest.raises(InputError, match=rf"^layers\[1\] \({title}\) mixes the rows of its input"):
+        look(layers, edges=EdgeData(columns, 0))
 
 
 class Own(hnn.Layer):

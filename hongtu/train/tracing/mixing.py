@@ -211,8 +211,9 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
     first, again, second = (
         _watched(network, part.run, given) for given in (mixture.first, mixture.first, mixture.second)
     )
+    owners = _owners(part, mixture.first), _owners(part, mixture.second)
     for row in range(ROWS):
-        if (title := _culprit(first, again, (row, row), (ROWS, ROWS))) is not None:
+        if (title := _culprit(first, again, (row, row), (ROWS, ROWS), owners[:1] * 2)) is not None:
             raise InputError(
                 f"{title} gives other numbers when it is called again with the same rows, which backward does; draw "
                 "random numbers from torch's generator, or use hongtu.nn.Dropout, and keep nothing between calls"
@@ -224,7 +225,7 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
             "row, as torch.rand_like(x) does"
         )
     counts = len(mixture.first[-1]), len(mixture.second[-1])
-    title = _culprit(first, second, mixture.rows, counts) or f"{network.current} or a module before it"
+    title = _culprit(first, second, mixture.rows, counts, owners) or f"{network.current} or a module before it"
     if mixture.place:
         raise InputError(
             f"{title} mixes the rows of its input: what it gives for a row depends on where it lies, or on how many "
@@ -285,19 +286,34 @@ def _watched(network: Network, run: Run, given: Given) -> Seen:
     return seen
 
 
-def _culprit(first: Seen, second: Seen, rows: tuple[int, int], counts: tuple[int, int]) -> str | None:
-    """The first module that gave something else for a row."""
+def _owners(part: _Part, given: Given) -> Tensor | None:
+    """The destination of each edge that an aggregate is given; None for a stage."""
+    return given[-5].nonzero().squeeze(1) // DEGREE if part.of_edges else None
+
+
+def _culprit(
+    first: Seen, second: Seen, rows: tuple[int, int], counts: tuple[int, int], owners: tuple[Tensor | None, ...]
+) -> str | None:
+    """The first module that gave something else for a row, or, with the destinations of edges, for its in-edges."""
     for (title, one), (_, other) in zip(first, second):
         for x, y in zip(one, other):
+            if all(o is not None and t.ndim and len(t) == len(o) for t, o in zip((x, y), owners)):
+                x, y = (t[o == row] for t, o, row in zip((x, y), owners, rows))
+                if x.shape == y.shape and _differs(x, y):
+                    return title
+                continue
             dimension = next((d for d in range(min(x.ndim, y.ndim)) if (x.shape[d], y.shape[d]) == counts), None)
             if dimension is not None:
                 x, y = x.select(dimension, rows[0]), y.select(dimension, rows[1])
             elif x.numel() % counts[0] == 0:  # rows put together in some other way
                 continue
-            if (
-                distance(x, y, x) > ROUNDING * torch.finfo(x.dtype).eps
-                if x.is_floating_point()
-                else bool((x != y).any())
-            ):
+            if _differs(x, y):
                 return title
     return first[len(second)][0] if len(second) < len(first) else None
+
+
+def _differs(x: Tensor, y: Tensor) -> bool:
+    """By more than rounding."""
+    if not x.is_floating_point():
+        return bool((x != y).any())
+    return distance(x, y, x) > ROUNDING * torch.finfo(x.dtype).eps
