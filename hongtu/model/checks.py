@@ -87,9 +87,12 @@ def check_module(index: int, module: nn.Module) -> None:
         if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):
             mixes_rows = name not in ("LayerNorm", "MessageNorm")
         if mixes_rows:
+            remedy = (
+                instead if isinstance(module, Layer) else "use hongtu.nn.BatchNorm, GraphNorm, PairNorm or LayerNorm"
+            )
             raise InputError(
                 f"{title}: {name} takes statistics over rows, which would be those of a chunk instead of the whole "
-                f"graph; {instead if isinstance(module, Layer) else 'use hongtu.nn.BatchNorm, GraphNorm or PairNorm'}"
+                f"graph; {remedy}"
             )
 
 

@@ -49,6 +49,10 @@ def call_all(launcher, width, dtype, num_dst=3, degree=2, shift=0):
     num_edges, heads, both = num_dst * degree, min(width, 1), (launcher, None)
     indptr, source = torch.arange(num_dst + 1) * degree, index(num_edges) % max(1, num_dst)
     kernels.copy_rows(*both, rows(num_dst), index(num_dst), rows(num_dst), index(num_dst))
+    if dtype == torch.float32:
+        halves = torch.zeros(shift + num_dst * width, dtype=torch.bfloat16)[shift:].view(num_dst, width)
+        for src, dst in ((halves, rows(num_dst)), (rows(num_dst), halves), (halves, halves)):
+            kernels.copy_rows(*both, src, None, dst, None)
     kernels.gather_rows(*both, rows(num_dst), index(num_dst), rows(num_dst))
     for how in ("plain", "atomic", "system"):
         kernels.add_rows(*both, rows(num_dst), None, rows(num_dst), None, how)

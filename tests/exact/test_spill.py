@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_spilled_and_no_more(tmp_path, held):
     assert not build(host_memory=whole).plan.choice.spilled
     with pytest.raises(InputError, match=f"the run needs {whole} .* of vertex rows .*--spill DIR"):
         build(host_memory=whole - 1)
-    with pytest.raises(InputError, match=r"host_memory is 1 bytes, .* of Python, .* smaller device_memory") as refused:
+    with pytest.raises(InputError, match=r"host_memory is 1 bytes, .* of Python, .*; give more") as refused:
         build(host_memory=1, spill=tmp_path)
     least = int(re.search(r"needs (\d+)", str(refused.value))[1])
     assert least < whole

@@ -738,7 +738,7 @@ def test_relations_between_vertices_of_one_type(kind):
         torch.from_numpy(whole.features).double(), whole.edge_index, torch.from_numpy(whole.edge_type).long()
     )
     trainer = hongtu.Trainer(prepare(whole, 2, 3), hongtu.from_pyg(model), dtype=torch.float64)
-    torch.testing.assert_close(trainer.predict(), {k: x.detach() for k, x in expected.items()}, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(trainer.predict(), expected.detach(), rtol=1e-9, atol=1e-9)
 
 
 def test_a_learned_row_for_every_vertex():

@@ -391,7 +391,7 @@ def test_a_budget_may_be_a_share_of_what_is_needed_without_a_limit():
         with pytest.raises(hongtu.errors.BudgetError):
             make(device_memory=f"{least - 0.2}%")
     assert hongtu.Trainer(graph, gcn()).plan.likely_bytes > trainer().plan.likely_bytes
-    with pytest.raises(hongtu.errors.InputError, match="budget '101%': expected a percentage"):
+    with pytest.raises(hongtu.errors.InputError, match="device_memory '101%': expected a percentage"):
         trainer(device_memory="101%")
 
 
