@@ -18,14 +18,14 @@ THREADS = 256  # per block; as in shared.cuh, like HUB
 HUB = 512  # in-edges above which a destination is cut into slices
 MAX_BLOCKS = 2**31 - 1
 FLOATS = {torch.float32: "f32", torch.float64: "f64"}
-HALVES = {  # of copied rows
+COPIED = {(dtype, dtype): name for dtype, name in FLOATS.items()} | {  # from which to which
     (torch.bfloat16, torch.float32): "bf16_f32",
     (torch.float32, torch.bfloat16): "f32_bf16",
     (torch.bfloat16, torch.bfloat16): "bf16",
 }
-LANE_ELEMENTS = {torch.float32: 4, torch.float64: 2}  # 16 bytes
-# Of rows: the address of the first; elements from one to the next; and a number that is a multiple of 16, or of 8 for
-# bfloat16, where lanes of as many bytes are aligned in every row, and the last one lies in the rows' memory.
+LANE_ELEMENTS = {torch.float32: 4, torch.float64: 2, torch.bfloat16: 4}  # 16 bytes, or 8 that become them
+# Of rows: the address of the first; elements from one to the next; and a number that is a multiple of 16 where lanes of
+# 16 bytes, of bfloat16 of 8, are aligned in every row, and the last one lies in the rows' memory.
 Matrix = tuple[int, int, int]
 
 
@@ -59,14 +59,14 @@ def matrix(
 ) -> Matrix:
     """Rows of this dtype and shape in the launcher's memory (None: or in pinned host memory), which may be apart."""
     _check(launcher, kernel, name, tensor, dtype, shape)
-    at, stride, size = tensor.data_ptr(), shape[1], dtype.itemsize
+    at, stride, size, half = tensor.data_ptr(), shape[1], dtype.itemsize, dtype is torch.bfloat16
     if tensor.is_contiguous() and shape[0] != 1:  # one row may have padding all the same
-        return at, stride, at | stride * size
+        return at, stride, (at | stride * size) << half
     if not has_rows(tensor):
         refuse(kernel, name, "strides", tensor.stride(), "rows of adjacent elements, none in another")
     stride = max(tensor.stride(0), stride)
     end = (tensor.storage_offset() + shape[0] * stride) * size
-    return at, stride, at | stride * size | (end > tensor.untyped_storage().nbytes())
+    return at, stride, (at | stride * size | (end > tensor.untyped_storage().nbytes())) << half
 
 
 def _check(

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from hongtu.cuda_ext.arguments import (
+    COPIED,
     FLOATS,
-    HALVES,
     MAX_BLOCKS,
     address,
     block_of,
@@ -198,8 +198,8 @@ def _move(
 ) -> None:
     """Launch what copies or adds rows; ``wide``: a lane may take several columns."""
     dtypes, copies = (src.dtype, dst.dtype), name == "copy_rows"
-    kernel, mixed = "copy_rows" if copies else "add_rows", HALVES.get(dtypes) if copies else None
-    if mixed is None and (src.dtype not in FLOATS or dst.dtype is not src.dtype):
+    kernel, form = "copy_rows" if copies else "add_rows", COPIED.get(dtypes)
+    if form is None or (torch.bfloat16 in dtypes and not copies):
         refuse(kernel, "src and dst", "dtypes", dtypes, "float32 or float64, both the same")
     if src.dim() != 2:
         refuse(kernel, "src", "shape", tuple(src.shape), "two dimensions")
@@ -212,19 +212,10 @@ def _move(
     src_index_at = optional(launcher, kernel, "src_index", src_index, torch.int32, count)
     dst_at, dst_stride, dst_lanes = matrix(None if copies else launcher, kernel, "dst", dst, dst.dtype, dst_shape)
     dst_index_at = optional(launcher, kernel, "dst_index", dst_index, torch.int32, count)
-    elements = 1
-    if wide and mixed is None:
-        elements = lane_elements(src.dtype, src_lanes, dst_lanes)
-    elif wide:
-        of_half = (
-            lanes << (dtype is torch.bfloat16) for dtype, lanes in zip(dtypes, (src_lanes, dst_lanes), strict=True)
-        )
-        elements = lane_elements(torch.float32, *of_half)
+    elements = lane_elements(src.dtype, src_lanes, dst_lanes) if wide else 1
     args = (src_at, src_index_at, dst_at, dst_index_at, src_stride, dst_stride, count, width)
     tensors = (src, src_index, dst, dst_index)
-    _launch_rows(
-        launcher, stream, f"{name}_{mixed or FLOATS[src.dtype]}x{elements}", args, elements, max_blocks, tensors
-    )
+    _launch_rows(launcher, stream, f"{name}_{form}x{elements}", args, elements, max_blocks, tensors)
 
 
 def _launch_rows(

@@ -174,3 +174,9 @@ class Device(DeviceMemory):
 
     def abandon(self) -> None:
         """After an error: forget work that has not begun, wait for what has."""
+
+
+def crossing_bytes(rows: Tensor, other: Tensor) -> int:
+    """Bytes of a device's rows that cross a link to or from others: in the run's numbers, or in bfloat16 where the host
+    has them in it; what it has as the artifact does, in float32, is cast there."""
+    return rows.numel() * (other.itemsize if other.dtype == torch.bfloat16 else rows.itemsize)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import Chosen, Device, Stores
+from hongtu.device.base import Chosen, Device, Stores, crossing_bytes
 from hongtu.device.capture import Recorder
 from hongtu.device.pool import Make
 from hongtu.device.saved_memory import LEAST, SavedMemory
@@ -124,7 +124,7 @@ class CpuDevice(Device):
     def fill(self, tensor: Tensor, host: Tensor, link: str) -> None:
         start = perf_counter()
         tensor.copy_(host)
-        self.traffic.add(link, _crossing(tensor, host), seconds=perf_counter() - start)
+        self.traffic.add(link, crossing_bytes(tensor, host), seconds=perf_counter() - start)
 
     def bring(self, name: str, number: int, source: Source, link: str, chosen: Chosen | None = None) -> Tensor:
         start, array = perf_counter(), source()
@@ -137,7 +137,7 @@ class CpuDevice(Device):
         if not isinstance(array, Tensor):
             part.numpy()[...] = array
         else:
-            nbytes = _crossing(part, array)
+            nbytes = crossing_bytes(part, array)
             if index is None:
                 part.copy_(array)
             elif array.dtype == part.dtype:
@@ -166,7 +166,7 @@ class CpuDevice(Device):
             host.copy_(rows)
         else:
             host.add_(rows)
-        self.traffic.add("write", _crossing(rows, host), seconds=perf_counter() - start)
+        self.traffic.add("write", crossing_bytes(rows, host), seconds=perf_counter() - start)
 
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
@@ -190,9 +190,3 @@ def _put_rounded(src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor,
         if not stored.all():
             rows += torch.where(stored[:, None], 0, dst.index_select(0, there).to(src.dtype))
         dst.index_copy_(0, there, rows.to(dst.dtype))
-
-
-def _crossing(rows: Tensor, other: Tensor) -> int:
-    """Bytes of a device's rows that cross a link to or from others: in the run's numbers, or in bfloat16 where the host
-    has them in it; what it has as the artifact does, in float32, is cast there."""
-    return rows.numel() * (other.itemsize if other.dtype == torch.bfloat16 else rows.itemsize)

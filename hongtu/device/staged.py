@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hongtu.device.base import Chosen, Device, Stores
+from hongtu.device.base import Chosen, Device, Stores, crossing_bytes
 from hongtu.device.host_work import Put
 from hongtu.device.memory import as_numpy
 from hongtu.device.pool import Make, Pool
@@ -164,8 +164,8 @@ class StagedDevice(Device):
             target.copy_(source, non_blocking=True)
         else:  # torch would make one beside it that is not apart, or has other numbers
             self._copy_rows(source, source_index, target, target_index)
-        rows = target if target_index is None else source
-        self.traffic.add(link, rows.numel() * 2 if rounds else rows.nbytes)
+        ends = (target, source) if target_index is None else (source, target)
+        self.traffic.add(link, crossing_bytes(*ends))
 
     def _copy_rows(self, src: Tensor, src_index: Tensor | None, dst: Tensor, dst_index: Tensor | None) -> None:
         if self._reaches(src) and self._reaches(dst):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import typing
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -77,18 +78,12 @@ class PyGLayer(Layer):
                 pass
 
     def forward(self, block: Block, h: Tensor) -> Any:
-        with nothing_left(self.conv):
-            return self._dropping(block, h)
-
-    def _dropping(self, block: Block, h: Tensor) -> Any:
-        if not hasattr(self, "message_dropout"):
-            return self._called(block, h)
-
         @cache
         def edges() -> Edges:
             return Edges(block.edge_index, block.edge_ids, block.num_graph_edges + block.rows.ids)
 
-        with self.message_dropout.inside(self.conv, edges):
+        dropout = getattr(self, "message_dropout", None)
+        with nothing_left(self.conv), nullcontext() if dropout is None else dropout.inside(self.conv, edges):
             return self._called(block, h)
 
     def _called(self, block: Block, h: Tensor) -> Any:
