@@ -277,10 +277,10 @@ def test_what_does_not_fit_is_spilled_and_no_more(tmp_path, held):
         held.clear()
         record = trainer.train_epoch()
         training.assert_counted(trainer, record)
-        assert record.loss == loss and host.PROCESS + max(held) <= limit
+        assert record.loss == pytest.approx(loss, rel=1e-6) and host.PROCESS + max(held) <= limit  # of other chunks
         moved.append(record.bytes["disk"])
     assert moved == sorted(moved) and moved[-1] > 0
-    assert torch.equal(trainer.embed(0), free.embed(0))
+    torch.testing.assert_close(trainer.embed(0), free.embed(0))
 
 
 @pytest.mark.long

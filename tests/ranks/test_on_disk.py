@@ -71,7 +71,8 @@ def test_every_rank_has_the_limit_for_itself(tmp_path):
         spilling = build(host_memory=max(group.gather(needed)), spill=tmp_path, **options)
         expected, record = free.train_epoch(), spilling.train_epoch()
         training.assert_counted(spilling, record)
-        assert record.loss == expected.loss and (needed < max(group.gather(needed)) or spilling.plan.spilled)
+        assert record.loss == pytest.approx(expected.loss, rel=1e-6)  # chunks may be others: float32 rows, other sums
+        assert needed < max(group.gather(needed)) or spilling.plan.spilled
 
     run_ranks(2, work)
 
