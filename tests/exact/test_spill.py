@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import re
 import time
 from contextlib import nullcontext
@@ -217,6 +218,44 @@ def test_a_run_goes_on_where_it_was(tmp_path):
 @functools.cache
 def wide():
     return problems.problem_of(problems.awkward_graph(), width=120)
+
+
+@pytest.mark.parametrize(
+    "convolutions",
+    (
+        (hnn.SAGEConv, hnn.GATConv, hnn.GCNConv),
+        (hnn.GGCNConv, hnn.GGCNConv),
+        (hnn.GCNConv, hnn.GCNConv, hnn.GCNConv, hnn.SAGEConv),
+    ),
+    ids=lambda each: "-".join(one.__name__ for one in each),
+)
+def test_what_is_read_for_the_last_time_makes_room(convolutions, tmp_path):
+    """Two tensors that are alive in one pass lie apart; all regions together would take more."""
+    model = Model("wide", lambda f, c: [one(64 if k else f, 64) for k, one in enumerate(convolutions)], lambda f, c: [])
+    with on_disk(tmp_path) as spills:
+        plan = training.make_trainer(model, problems.awkward(), (2, 4), device_memory="smallest", **spills).plan
+    disk, vertices = plan.disk, plan.topology.num_vertices
+    for group in (plan.passes.train, plan.passes.evaluate):
+        number = {p.name: k for k, p in enumerate((*plan.passes.setup, *group))}
+        readers = [(reader, giver.name, name) for (reader, name), gave in disk.givers.items() for giver in gave]
+        lives = []  # the first byte and the one behind the last, the first and the last pass
+        for (giver, name), begin in disk.own.items():
+            last = max((number[r] for r, g, n in readers if (g, n) == (giver, name) and r in number), default=None)
+            if giver in number and last is not None:
+                lives.append((begin, begin + vertices * plan.disk_row(name), number[giver], last))
+        for (reader, name), region in disk.loaded.items():
+            given = [number[g] for r, g, n in readers if (r, n) == (reader, name) and g in number]
+            if reader in number:
+                lives.append((region.begin[0], region.begin[0] + region.nbytes, min(given, default=0), number[reader]))
+        for (giver, name), region in disk.flushed.items():
+            last = [number[r] for r, g, n in readers if (g, n) == (giver, name)] if giver in number else []
+            lives += [(region.begin[0], region.begin[0] + region.nbytes, number[giver], k) for k in last]
+        for k in range(len(number)):
+            there = sorted((begin, end) for begin, end, first, last in lives if first <= k <= last and end > begin)
+            assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(there))
+        whole = sum(end - begin for begin, end, *_ in lives)
+        assert max(end for _, end, *_ in lives) <= disk.nbytes["disk"]
+        assert group is plan.passes.evaluate or disk.nbytes["disk"] < whole
 
 
 def build(**options):

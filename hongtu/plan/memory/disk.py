@@ -1,5 +1,5 @@
 """Where below the host, as on a disk, the rows of spilled tensors lie: region by region, each for one use, in the
-order of that use.
+order of that use, where regions lay that no later pass reads.
 
 A pass gives a tensor's own rows, in the order of vertices; again those rows that a later pass loads, batch by batch;
 and gradient rows that its caches let go, chunk by chunk. So whatever is read is read in one piece, and written once.
@@ -7,35 +7,47 @@ and gradient rows that its caches let go, chunk by chunk. So whatever is read is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 from math import lcm
 
 import numpy as np
 
-from hongtu.hardware import aligned
 from hongtu.host import CACHE_LINE, DISK_BLOCK
 from hongtu.plan.cache.buckets import Buckets, Side, make_buckets
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.host import HostPlacement
+from hongtu.plan.memory.slab import Places
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass
 
 Key = tuple[str, str]  # of a pass and a tensor
 EVEN = 16  # rows, of which a set of staging memory has a multiple: every set is aligned like memory of its own
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Region:
     """Rows that go between the chunks of one pass and the batches of another.
 
     Attributes:
-        begin: of every device, the first byte on the disk.
         buckets: of every device, their order.
+        row: bytes of one.
+        begin: of every device, the first byte on the disk, once it has a place.
     """
 
-    begin: tuple[int, ...]
     buckets: tuple[Buckets, ...]
+    row: int
+    begin: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.buckets)) * self.row
+
+    def begin_at(self, first: int) -> None:
+        """Lie there from a byte on, device by device."""
+        self.begin = tuple(accumulate((len(one) * self.row for one in self.buckets[:-1]), initial=first))
 
 
 @dataclass(eq=False)
@@ -80,45 +92,91 @@ class DiskLayout:
 def lay_out(plan: HostPlacement) -> DiskLayout:
     """The regions of a plan whose transfers are planned, if any lie below the host."""
     layout, passes = DiskLayout(), plan.passes
-    lasting = sorted(plan.kept.keys() & (passes.constant | {FEATURES}))
-    at = dict.fromkeys(map(plan.below, sorted(plan.kept)), 0)
-    for name in lasting:
-        at[plan.below(name)] = _add(plan, layout, name, passes.every, at[plan.below(name)])
-    layout.nbytes = at
+    lasting = plan.kept.keys() & (passes.constant | {FEATURES})
+    stay = _regions(plan, layout, sorted(lasting), passes.every, len(passes.setup))
     for group in (passes.setup, passes.train, passes.evaluate):  # each writes over the last one's rows
-        end = dict(at)
-        for name in sorted(plan.kept.keys() - lasting):
-            end[plan.below(name)] = _add(plan, layout, name, group, end[plan.below(name)])
-        layout.nbytes = {where: max(nbytes, end[where]) for where, nbytes in layout.nbytes.items()}
+        there = [region for region in stay if region.last is None or group is passes.setup]
+        own = _regions(plan, layout, sorted(plan.kept.keys() - lasting), group, len(group))
+        for where in sorted(set(map(plan.below, plan.kept))):
+            end = _place([region for region in (*there, *own) if region.where == where])
+            layout.nbytes[where] = max(layout.nbytes.get(where, 0), end)
     return layout
 
 
-def _add(plan: HostPlacement, layout: DiskLayout, name: str, passes: Sequence[Pass], at: int) -> int:
-    """Regions of one tensor, from a byte on; returns the byte behind them."""
-    givers: list[Pass] = []
-    wanted: set[str] = set()
-    for p in passes:
-        writes, reads = name in p.written or p.flush == name, name in (*p.inputs, *p.gradients)
-        assert not (reads and writes), f"{p.name} reads and writes {name}"
-        if reads and name != FEATURES:
-            layout.givers[p.name, name] = tuple(givers)
-            wanted |= {giver.name for giver in givers}
-        if p.exchange == name and _moves(plan, p):
-            (giver,) = givers or (None,)  # values have one
-            start = plan.topology.chunk_start if giver is None else plan.view(giver).chunk_start
-            region, at = _region(plan, p, name, start, at, "batch", retiring=p.direction == "backward")
-            layout.loaded[p.name, name] = region
-            layout.takers.setdefault(("" if giver is None else giver.name, name), []).append(region)
-        if writes:
-            givers.append(p)
-    for p in givers:
-        if name in p.written and (p.name in wanted or name == OUTPUT):  # whoever infers reads that
-            layout.own[p.name, name] = at = aligned(at)
-            at += int(plan.kept[name].at(plan.topology.num_vertices)) * plan.disk_row(name)
-        if p.flush == name and _moves(plan, p):
-            start, backward = plan.view(p).chunk_start, p.direction == "backward"
-            layout.flushed[p.name, name], at = _region(plan, p, name, start, at, "chunk", retiring=not backward)
-    return at
+@dataclass(frozen=True)
+class _Wanted:
+    """A place for what one pass gives and others read.
+
+    Attributes:
+        where: the memory.
+        nbytes: how many.
+        first: the number of the pass that writes it, or -1.
+        last: that of the pass that reads it last; None: it stays.
+        put: is told the first byte.
+    """
+
+    where: str
+    nbytes: int
+    first: int
+    last: int | None
+    put: Callable[[int], None]
+
+
+def _place(wanted: Sequence[_Wanted]) -> int:
+    """Tell all where they lie, those that stay first; returns the byte behind the last. Passes run one after another:
+    what one reads for the last time makes room for what the next writes."""
+    places, there, end = Places(), list[_Wanted](), 0
+    for new in sorted(wanted, key=lambda one: -1 if one.last is None else one.first + 1):
+        for old in [one for one in there if one.last is not None and one.last < new.first]:
+            places.free(old)
+            there.remove(old)
+        new.put(places.put(new, new.nbytes))
+        there.append(new)
+        end = max(end, places.height)
+    return end
+
+
+def _regions(
+    plan: HostPlacement, layout: DiskLayout, names: Sequence[str], passes: Sequence[Pass], once: int
+) -> list[_Wanted]:
+    """All of some tensors that passes give one another, without their places. What is read by one after the first
+    ``once`` stays."""
+    found, trains = list[_Wanted](), any(p.direction == "backward" for p in passes)
+
+    def want(name: str, nbytes: int, first: int, last: int, put: Callable[[int], None]) -> None:
+        found.append(_Wanted(plan.below(name), nbytes, first, last if last < once else None, put))
+
+    for name in names:
+        givers: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for k, p in enumerate(passes):
+            writes, reads = name in p.written or p.flush == name, name in (*p.inputs, *p.gradients)
+            assert not (reads and writes), f"{p.name} reads and writes {name}"
+            if reads and name != FEATURES:
+                layout.givers[p.name, name] = tuple(passes[giver] for giver in givers.values())
+                last |= dict.fromkeys(givers, k)
+            if p.exchange == name and _moves(plan, p):
+                (giver,) = givers.values() or (None,)  # values have one
+                start = plan.topology.chunk_start if giver is None else plan.view(passes[giver]).chunk_start
+                region = _region(plan, p, name, start, "batch", retiring=p.direction == "backward")
+                layout.loaded[p.name, name] = region
+                layout.takers.setdefault(("" if giver is None else passes[giver].name, name), []).append(region)
+                want(name, region.nbytes, -1 if giver is None else giver, k, region.begin_at)
+            if writes:
+                givers[p.name] = k
+        for k in givers.values():
+            p = passes[k]
+            if name == OUTPUT and not (trains and p.name in last):  # whoever infers reads that
+                last[p.name] = once
+            if name in p.written and p.name in last:
+                nbytes = int(plan.kept[name].at(plan.topology.num_vertices)) * plan.disk_row(name)
+                want(name, nbytes, k, last[p.name], partial(layout.own.__setitem__, (p.name, name)))
+            if p.flush == name and _moves(plan, p):
+                start, backward = plan.view(p).chunk_start, p.direction == "backward"
+                region = _region(plan, p, name, start, "chunk", retiring=not backward)
+                layout.flushed[p.name, name] = region
+                want(name, region.nbytes, k, last.get(p.name, k), region.begin_at)
+    return found
 
 
 def _moves(plan: HostPlacement, p: Pass) -> bool:
@@ -126,11 +184,9 @@ def _moves(plan: HostPlacement, p: Pass) -> bool:
     return isinstance(found, TransferPlan) and any(len(device.loads) for device in found.devices)
 
 
-def _region(
-    plan: HostPlacement, p: Pass, name: str, chunk_start: np.ndarray, at: int, by: Side, *, retiring: bool
-) -> tuple[Region, int]:
+def _region(plan: HostPlacement, p: Pass, name: str, chunk_start: np.ndarray, by: Side, *, retiring: bool) -> Region:
     transfers, known = plan.exchange_plan(p), plan.known
-    begin, buckets = list[int](), list[Buckets]()
+    buckets = list[Buckets]()
     chunks, backward = (len(chunk_start) - 1) // len(transfers.devices), p.direction == "backward"
     order = range(plan.schedule(p).shape[1])[:: -1 if backward else 1]
     for i, device in enumerate(transfers.devices):
@@ -143,9 +199,7 @@ def _region(
         if some not in known:
             known[some] = replace(known[every], begins=begins)
         buckets.append(known[some])
-        begin.append(at)
-        at += len(buckets[i]) * plan.disk_row(name)
-    return Region(tuple(begin), tuple(buckets)), at
+    return Region(tuple(buckets), plan.disk_row(name))
 
 
 def is_straight(plan: HostPlacement, layout: DiskLayout, p: Pass, name: str) -> bool:

@@ -6,7 +6,7 @@ set-up leaves for good lies elsewhere, where it came to lie first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from hongtu.hardware import ALIGNMENT, aligned
@@ -25,9 +25,9 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self._taken: dict[str, tuple[int, int]] = {}
+        self._taken: dict[Hashable, tuple[int, int]] = {}
 
-    def put(self, name: str, nbytes: int) -> int:
+    def put(self, name: Hashable, nbytes: int) -> int:
         """The first byte of the lowest gap that is large enough, which is taken."""
         at = 0
         for begin, end in sorted(self._taken.values()):
@@ -37,7 +37,7 @@ class Places:
         self._taken[name] = at, at + aligned(nbytes)
         return at
 
-    def free(self, name: str) -> None:
+    def free(self, name: Hashable) -> None:
         del self._taken[name]
 
     @property
