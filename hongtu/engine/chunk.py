@@ -174,6 +174,8 @@ class Chunk:
         if isinstance(x.dst.rows, PartOfChunk):
             rows = array()
             rows = rows if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
+            index = self._index(x.src.rows) if x.src.where == "host" else None
+            rows = rows if index is None else rows.index_select(0, torch.from_numpy(index))
             self.device.fill(self.on_device(x.dst), rows, x.link)
         elif x.in_place and not self.in_memory(x.src.kept):
             # through NumPy: the disk writes to other sets, which autograd counts as a write to all

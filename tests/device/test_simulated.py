@@ -80,6 +80,20 @@ def test_structure_that_stays_is_brought_once(model):
     assert plain.train_epoch().bytes["topology"] > 0 and not plain.plan.choice.structure
 
 
+@six
+def test_structure_of_pruned_chunks_stays_too(model):
+    """What an epoch brings are places alone of the rows that it computes."""
+    device = SimulatedBackend()
+    trainer = check(model, problems.few_train(), (1, 3), device=device)
+    plan = trainer.plan
+    pruned = [p for p in plan.passes.train if plan.view(p).active is not None]
+    assert pruned and all(plan.structure_stays(p) for p in pruned)
+    record = trainer.train_epoch()
+    training.assert_counted(trainer, record)
+    assert record.bytes["topology"] == sum(4 * len(plan.view(p).active) for p in pruned)
+    assert trainer.setup.bytes["topology"] == plan.structure_bytes(0) > 0
+
+
 @pytest.mark.long
 def test_structure_stays_where_the_budget_has_room_for_it():
     model, problem, device = SIX[1], problems.awkward(), SimulatedBackend()

@@ -115,12 +115,16 @@ class Placement:
 
     def structure_stays(self, p: Pass) -> bool:
         """Whether a pass finds its chunks' structure on the devices."""
-        return self.choice.structure and self.view_of(p) is None
+        return self.choice.structure and self.view_of(p) != ONCE
 
     def structure_name(self, p: Pass, name: str) -> str:
-        """What an array of a pass's structure is called where it stays: slots are those of the pass."""
-        own = name == "slot_of_source" and not {p.exchange, p.flush} & self.resident
-        return f"{name} {p.name}" if own else name
+        """What an array of a pass's structure is called where it stays: that of its view; slots are the pass's own."""
+        own, view = name == "slot_of_source" and not {p.exchange, p.flush} & self.resident, self.structure_view(p)
+        return f"{name} {p.name}" if own else name if view is None else f"{name} of {view} hops"
+
+    def structure_view(self, p: Pass) -> int | None:
+        """The hops of the view whose structure a pass finds; None: that of all chunks."""
+        return None if self.views[p.hops].active is None else p.hops
 
     @cached_property
     def structure(self) -> dict[str, tuple[Pass, str, Array]]:
@@ -143,7 +147,7 @@ class Placement:
         mean, weighted = layer.reduce == "mean", "edge_weight" in self.needs(p).structure
         kind = f"{'mean ' if mean else ''}{'weighted ' if weighted else ''}"
         arrays = edge_order(mean=mean, weighted=weighted)
-        return {name: (f"{kind}{name}", array) for name, array in arrays.items()}
+        return {name: (self.structure_name(p, f"{kind}{name}"), array) for name, array in arrays.items()}
 
     @cached_property
     def edge_orders(self) -> dict[tuple[str, ...], Pass]:

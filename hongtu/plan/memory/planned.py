@@ -25,15 +25,20 @@ class PlannedMemory(HostPlacement):
 
     def structure_bytes(self, device: int) -> int:
         """Bytes of the structure that stays on a device."""
-        entries, item = self.structure_spans[device], self.shape.itemsize
-        arrays = [array for _, _, array in self.structure.values()]
-        arrays += [array for p in self.edge_orders.values() for _, array in self.edge_order(p).values()]
-        return sum(nbytes_of(array.shape(int(entries[array.over][-1])), array.dtype, item) for array in arrays)
+        arrays = [(p, array) for p, _, array in self.structure.values()]
+        arrays += [(p, array) for p in self.edge_orders.values() for _, array in self.edge_order(p).values()]
+        entries = ((int(self.spans_of(self.structure_view(p))[device][array.over][-1]), array) for p, array in arrays)
+        return sum(nbytes_of(array.shape(count), array.dtype, self.shape.itemsize) for count, array in entries)
+
+    def spans_of(self, view: int | None) -> list[dict[Over, np.ndarray]]:
+        """By device, where every chunk of a view begins in what stays there."""
+        if view not in self._spans:
+            self._spans[view] = [spans(self.views[view], i) for i in self.devices]
+        return self._spans[view]
 
     @cached_property
-    def structure_spans(self) -> list[dict[Over, np.ndarray]]:
-        """By device, where every chunk begins in what stays there."""
-        return [spans(self.topology, i) for i in self.devices]
+    def _spans(self) -> dict[int | None, list[dict[Over, np.ndarray]]]:
+        return {}
 
     @property
     def once(self) -> tuple[Topology, np.ndarray] | None:

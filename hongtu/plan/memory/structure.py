@@ -78,7 +78,7 @@ def pass_needs(p: Pass, shape: NetworkShape, view: Topology) -> Needs:
             found["factors"] = Array("destinations", FLOAT, 2)
         elif shape.statistics_columns:
             found["statistics"] = Array("destinations", FLOAT, shape.statistics_columns)
-    if view.active is not None:
+    if view.active is not None:  # rows of the host are brought by it
         beside["row_in_chunk"] = Array("destinations", "int32")
     if edges:
         found["indptr"] = Array("pointers", "int64")
@@ -94,7 +94,7 @@ def pass_needs(p: Pass, shape: NetworkShape, view: Topology) -> Needs:
             found["sources"] = Array("sources", "int32")
             found["edge_id_start"] = Array("destinations", "int64")
             if view.active is not None:
-                beside["active"] = Array("destinations", "int32")
+                found["active"] = Array("destinations", "int32")
     if p.loss:
         beside["labels"] = Array("destinations", "uint8", shape.label_bytes)
         beside["loss_bits"] = Array("destinations", "uint8")

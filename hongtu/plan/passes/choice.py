@@ -29,7 +29,7 @@ class Choice:
         fields: bool [V] each, the vertices within 0, 1, ... hops of the loss vertices, or the halo's; () to compute
             every vertex.
         halo: the rows that ranks fetch of one another, or None.
-        structure: the chunks' structure stays on the devices, too, as far as passes compute every vertex.
+        structure: the chunks' structure stays on the devices, too.
         ordered: and the order of their edges by source, for what adds gradients to sources' rows.
         staging: sets of staging memory on both sides of the host link, so that as many batches may be on their way
             or computed at a time; 0 where device and host share their memory.

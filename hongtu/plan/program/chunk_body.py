@@ -44,7 +44,6 @@ class _Body:
         self.gives = () if p.stage is None else plan.passes.returned[p.stage]
         self.structure = tuple(plan.needs(p).structure)
         self.of_rows = tuple(name for name in self.structure if name in OF_ROWS)
-        self.block = (*self.structure, *("active",) * ("active" in plan.needs(p).beside))
 
     def opening(self) -> Iterator[Call]:
         """Registers of what is on the device."""
@@ -77,7 +76,7 @@ class _Body:
 
     def view_of(self, name: str, stays: str, array: Array, access: Literal["read"] | Stores = "read") -> Call:
         """The chunk's part of an array that stays, by what it is called there."""
-        return call("view", gives=name, at=replace(stays_at(self.plan, stays, array), access=access))
+        return call("view", gives=name, at=replace(stays_at(self.plan, self.p, stays, array), access=access))
 
     def forward(self) -> Iterator[Call]:
         p = self.p
@@ -151,7 +150,7 @@ class _Body:
 
     def _aggregate(self, *, graph: bool) -> Call:
         return call(
-            "aggregate", "z", *self.p.s, *self.p.states, gives=("a", *self.p.gives), arrays=self.block,
+            "aggregate", "z", *self.p.s, *self.p.states, gives=("a", *self.p.gives), arrays=self.structure,
             layer=self.p.layer, states=self.p.states, graph=graph,
         )  # fmt: skip
 
@@ -189,7 +188,7 @@ class _Body:
             order = tuple(self.plan.edge_order(self.p))
             return call("transpose_sum", *self.matrix, base, *order, at=cache, mean=shape.reduce == "mean")
         return call(
-            "transpose_aggregate", base, at=cache, arrays=self.block, layer=self.p.layer, z=shape.z, s=self._columns
+            "transpose_aggregate", base, at=cache, arrays=self.structure, layer=self.p.layer, z=shape.z, s=self._columns
         )
 
     def _write_sum(self, name: str, parts: tuple[str, ...]) -> Iterator[Call]:

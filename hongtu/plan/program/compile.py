@@ -25,7 +25,7 @@ from hongtu.plan.program.waits import with_waits
 
 def compile_plan(plan: PlannedMemory) -> Program:
     """The program of a plan whose transfers are planned."""
-    setup = [_first_pass(plan), *(compile_pass(plan, p) for p in plan.passes.setup)]
+    setup = [*_first_passes(plan), *(compile_pass(plan, p) for p in plan.passes.setup)]
     if plan.has_memory(FEATURES) and (FEATURES in plan.resident or FEATURES not in plan.passes.constant):
         setup[-1] = replace(setup[-1], frees=(*setup[-1].frees, moves.Free(name=FEATURES, where="host")))
     train = tuple(compile_pass(plan, p) for p in plan.passes.train)
@@ -47,32 +47,40 @@ def _eager(plan: PlannedMemory, train: tuple[PassProgram, ...]) -> str:
     return next((f"{p.name}: {p.needs_host} needs the host" for p in train if p.needs_host), "")
 
 
-def _first_pass(plan: PlannedMemory) -> PassProgram:
-    """What goes to the devices to stay there: the chunks' structure, the features."""
+def _first_passes(plan: PlannedMemory) -> Iterator[PassProgram]:
+    """What goes to the devices to stay there: the structure of every view, the features."""
+    others = {plan.structure_view(p) for p, *_ in plan.structure.values()} - {None}
+    for view in (None, *sorted(others)):
+        yield _first_pass(plan, view)
+
+
+def _first_pass(plan: PlannedMemory, view: int | None) -> PassProgram:
     before, recalled, body = list[Instruction](), list[Instruction](), list[Instruction]()
-    if plan.choice.structure:
-        for stays, (p, source, array) in plan.structure.items():
-            there = stays_at(plan, stays, array)
+    for stays, (p, source, array) in plan.structure.items():
+        if plan.structure_view(p) == view:
+            there = stays_at(plan, p, stays, array)
             before.append(_place_structure(there, array))
             body.append(copies.bring(copies.array_of(plan, p, source, array), there))
-        for p in plan.edge_orders.values():
-            before += [_place_structure(stays_at(plan, *stays), stays[1]) for stays in plan.edge_order(p).values()]
+    for p in plan.edge_orders.values():
+        if plan.structure_view(p) == view:
+            before += [_place_structure(stays_at(plan, p, *stays), stays[1]) for stays in plan.edge_order(p).values()]
             body.append(moves.Compute(body=sort_edges(plan, p), graph=False, saves=False))
-    if FEATURES in plan.resident:
-        start = tuple(begins["destinations"] for begins in plan.structure_spans)
+    if FEATURES in plan.resident and view is None:
+        start = tuple(begins["destinations"] for begins in plan.spans_of(None))
         before.append(_place(plan, FEATURES, None, zero=False))
         into = Ref(tensor=FEATURES, rows=PartOfChunk("destinations", start=start), access=Stores(True))
         body.append(Copy(link="read", dst=into, src=on_host(plan, FEATURES, DESTINATIONS)))
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in plan.devices)
-    if takers := plan.disk.takers.get(("", FEATURES)):
+    if view is None and (takers := plan.disk.takers.get(("", FEATURES))):
         recalled.append(copies.recall(plan, None, FEATURES))
         body.append(copies.spill(plan, FEATURES, Laid(None, tuple(takers))))
         columns, dtype = plan.passes.width[FEATURES], plan.host_dtype(FEATURES)
         most = (entries.most["destinations"] for entries in device_entries(plan.topology))
         staging = tuple({f"disk {FEATURES}": Buffer((rows, columns), dtype)} for rows in most)
-    schedule = plan.schedules.get(None, plan.topology.input_order)
+    schedule = plan.schedules.get(view, plan.topology.input_order)
+    name = "setup" if view is None else f"setup of {view} hops"
     return PassProgram(
-        name="setup", view=plan.topology, schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
+        name=name, view=plan.views[view], schedule=schedule, order=range(schedule.shape[1] if body else 0), sets=1,
         buffers=tuple({} for _ in plan.devices), staging=staging, width=plan.passes.width, itemsize=plan.shape.itemsize,
         before=tuple(before), recalls=tuple(recalled), body=tuple(body), after=(), frees=(),
     )  # fmt: skip

@@ -111,8 +111,6 @@ def bring_chunk(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     if not plan.structure_stays(p):
         for name, array in needs.structure.items():
             yield bring(array_of(plan, p, name, array))
-    if "active" in needs.beside:
-        yield bring(Ref(tensor="active", where="graph", rows=OfChunk("destinations")))
     for name in ("labels", "loss_bits") if p.loss else ():
         yield bring(Ref(tensor=name, where="host"), link="read")
     for name in (*p.inputs, *p.gradients):

@@ -13,9 +13,9 @@ from hongtu.plan.program.rows import DESTINATIONS, OwnRows, PartOfChunk, Picks, 
 STAYS = "structure {}"  # what a device calls an array that stays
 
 
-def stays_at(plan: PlannedMemory, name: str, array: Array) -> Ref:
-    """The chunk's part of an array that stays on the device."""
-    start = tuple(plan.structure_spans[i][array.over] for i in plan.devices)
+def stays_at(plan: PlannedMemory, p: Pass, name: str, array: Array) -> Ref:
+    """The chunk's part of an array that stays on the device for a pass."""
+    start = tuple(spans[array.over] for spans in plan.spans_of(plan.structure_view(p)))
     return Ref(tensor=STAYS.format(name), rows=PartOfChunk(array.over, start=start))
 
 
