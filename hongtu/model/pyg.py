@@ -147,7 +147,7 @@ def _is_heterogeneous(model: nn.Module) -> bool:
     takes = inspect.signature(model.forward).parameters
     kinds = {type(part).__name__ for part in model.modules()}
     graphs = (part.graph for part in model.modules() if isinstance(part, fx.GraphModule))
-    typed = any(label(node) == "get_dict" for graph in graphs for node in graph.nodes)
+    typed = any(label(call) == "get_dict" for graph in graphs for call in graph.nodes)
     return (
         typed
         or not {"x_dict", "edge_index_dict"}.isdisjoint(takes)
