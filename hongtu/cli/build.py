@@ -123,9 +123,24 @@ def _layers(config: ModelConfig, artifact: Artifact, classes: int | None) -> lis
 
 def own_model(name: str, artifact: Artifact, option: str = "--model") -> Any:
     """What a person's function makes of the artifact: layers, or a model of torch_geometric."""
+    from torch import nn
+
     make = _own(option, name)
     try:
-        return make(artifact)
+        made = make(artifact)
+        if not isinstance(made, nn.Module | list | tuple):
+            what = (
+                f"the class {made.__name__}"
+                if isinstance(made, type)
+                else repr(made)
+                if made is None
+                else f"a {type(made).__name__}"
+            )
+            raise InputError(
+                f"{option} {name}: it returned {what}, expected layers in a list, or a model of torch_geometric, as "
+                "GCN(artifact.feature_width, 16, 2, 7)"
+            )
+        return made
     except InputError:
         raise
     except Exception as error:
@@ -142,8 +157,9 @@ def _own(option: str, name: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{option} {name}: {error}; expected module:function, found from {os.getcwd()}") from error
+    except Exception as error:  # whatever a module does
+        reason = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{option} {name}: {reason}; expected module:function, found from {os.getcwd()}") from error
 
 
 def named_call(

@@ -129,7 +129,19 @@ def _whole_model(path: Path, *, trusted: bool) -> Any:
     )
 
 
-def _load(path: Path, remedy: str, *, trusted: bool) -> Any:
+def _taken_out(state: dict[Any, Any], own: dict[str, Any], path: Path) -> str:
+    """What makes a model's state dict of one that holds it, or whose names begin with more; "" where nothing does."""
+    for name, inside in state.items():
+        if isinstance(inside, dict) and own.keys() <= inside.keys():
+            return f"it is in there: torch.save(torch.load({str(path)!r})[{name!r}], FILE) takes it out"
+        more = str(name).removesuffix(next(iter(own), ""))
+        if more != name and all(f"{more}{key}" in state for key in own):
+            renamed = f"{{k.removeprefix({more!r}): v for k, v in torch.load({str(path)!r}).items()}}"
+            return f"its names begin with {more}; torch.save({renamed}, FILE) takes that away"
+    return ""
+
+
+def _load(path: Path, remedy: str, *, trusted: bool, whole: bool = True) -> Any:
     """What torch.save wrote.
 
     Raises:
@@ -141,6 +153,9 @@ def _load(path: Path, remedy: str, *, trusted: bool) -> Any:
 
     try:
         check_stored(path)
+        with path.open("rb") as stream:
+            if stream.read(1) not in (b"P", b"\x80"):  # of an archive, or a pickle
+                raise InputError(f"{path}: not a file of torch.save; {remedy}")
         return torch.load(path, map_location="cpu", weights_only=not trusted)
     except InputError:
         raise
@@ -148,7 +163,7 @@ def _load(path: Path, remedy: str, *, trusted: bool) -> Any:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if not trusted and isinstance(error, pickle.UnpicklingError):
             reason = "not weights alone, and loading a whole model runs code that is in its file"
-            remedy = f"where you trust it, pass --trust; or {remedy}"
+            remedy = f"where you trust it, pass {'--trust' if whole else f'{path} --trust as MODEL'}; or {remedy}"
         raise InputError(f"{path}: {reason}; {remedy}") from None
 
 
@@ -163,8 +178,15 @@ def _take_weights(made: Any, path: Path) -> Path | None:
     if layers and (path.suffix == SAFETENSORS or path.is_dir() or (path.is_file() and not _is_torchs(path))):
         return path
     remedy = "pass a state dict of the model, as torch.save(model.state_dict(), FILE) writes it"
+    if path.is_dir() or (path.is_file() and not _is_torchs(path)):
+        raise InputError(
+            f"--weights {path}: expected a state dict of {type(made).__name__}; for a run's weights return "
+            f"hongtu.from_pyg(model), or pass what `hongtu export {path} weights.pt` writes of a run of `hongtu train`"
+        )
     safe = path.suffix == SAFETENSORS
-    state = read_weights(path)["model"] if safe else _load(path, remedy, trusted=False)
+    state = read_weights(path)["model"] if safe else _load(path, remedy, trusted=False, whole=False)
+    if isinstance(state, dict) and not layers:
+        remedy = _taken_out(state, made.state_dict(), path) or remedy
     with refused_as(f"--weights {path}", remedy):
         modules = [entry[0] if isinstance(entry, tuple) else entry for entry in made] if layers else made
         (nn.ModuleList(modules) if layers else made).load_state_dict(state)

@@ -236,15 +236,20 @@ class Artifact:
         """
         if isinstance(vertices, str) or not hasattr(vertices, "__iter__") or getattr(vertices, "ndim", 1) == 0:
             raise InputError(f"vertices is {vertices!r}, expected a list or an array of them; pass [it]")
+        vertices = list(vertices)
+        if vertices and np.ndim(vertices[0]):
+            shape = [len(vertices), *np.shape(vertices[0])]
+            raise InputError(f"vertices of shape {shape}, expected [N], one row for each; flatten them")
         if self.vertex_ids is not None:
             return self.vertex_ids.numbers(vertices)
-        numbers = np.array(list(vertices))
+        numbers = np.array(vertices)
         if numbers.dtype == bool:
             remedy = "pass mask.nonzero()[:, 0], or numpy.flatnonzero(mask)"
             raise InputError(f"vertices: a mask, expected the vertices' numbers; {remedy}")
         bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_vertices)) if numbers.dtype.kind in "iu" else [0]
         if len(numbers) and len(bad):
-            raise InputError(f"vertex {numbers[bad[0]]}, expected an integer from 0 to {self.num_vertices - 1}")
+            found = numbers[bad[0]].item() if isinstance(numbers[bad[0]], np.generic) else numbers[bad[0]]
+            raise InputError(f"vertex {found!r}, expected an integer from 0 to {self.num_vertices - 1}")
         return numbers.astype(np.int64)
 
     def verify(self) -> None:

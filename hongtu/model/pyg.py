@@ -16,6 +16,7 @@ from hongtu.errors import InputError, refused_as
 from hongtu.kernels.torch_private import compiled_from, copied, parameter_hooks
 from hongtu.model.checks import drops, is_altered
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
+from hongtu.model.expression import label
 from hongtu.model.pyg_layers import Named, chain, layers_of, named
 from hongtu.model.pyg_names import places_in_model, uncalled_in_model
 from hongtu.model.root import OF_EDGES
@@ -142,10 +143,11 @@ def _tie(model: nn.Module, layers: Sequence[nn.Module]) -> None:
 
 
 def _is_heterogeneous(model: nn.Module) -> bool:
-    """Whether it takes a dictionary by type; ``to_hetero`` gives a graph whose modules are named by type."""
+    """Whether it takes a dictionary by type; ``to_hetero`` gives a graph that asks for one."""
     takes = inspect.signature(model.forward).parameters
     kinds = {type(part).__name__ for part in model.modules()}
-    typed = isinstance(model, fx.GraphModule) and any("__" in place for place, _ in model.named_modules())
+    graphs = (part.graph for part in model.modules() if isinstance(part, fx.GraphModule))
+    typed = any(label(call) == "get_dict" for graph in graphs for call in graph.nodes)
     return (
         typed
         or not {"x_dict", "edge_index_dict"}.isdisjoint(takes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -20,13 +21,13 @@ from hongtu.model.expression import label
 from hongtu.model.questions import untraced
 from hongtu.model.random_state import kept_random_state
 from hongtu.model.tracer import Tracer, is_convolution, traced
+from hongtu.model.typed_answers import EXAMPLE, answer_of, base_of
 from hongtu.model.typed_attention import TypedConv, is_han
 from hongtu.model.typed_bases import by_type
 from hongtu.model.typed_hop import EDGE_ATTR, EDGE_INDEX, EDGE_WEIGHT, is_gcn
-from hongtu.model.untraceable import line_of_forward
+from hongtu.model.untraceable import SAME_WAY, line_of_forward
 
 OF_EDGES = EDGE_INDEX, EDGE_ATTR, EDGE_WEIGHT
-EXAMPLE = "example"  # of a node's metadata: what it gives on a small graph
 PREFIX = "model."
 _READS = " of a HeteroData, where there are "
 
@@ -52,7 +53,9 @@ def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
             f"it is called with x_dict and edge_index_dict of the types {', '.join(root.types.names)} on a small "
             "graph, and its way must not depend on values"
         )
-        if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str | tuple):
+        if isinstance(error, fx.proxy.TraceError):
+            remedy = SAME_WAY
+        elif isinstance(error, KeyError) and error.args and isinstance(error.args[0], str | tuple):
             known = (*root.types.names, *root.types.relations)
             lacks = f"there are {', '.join(map(str, known))}"[:300]
             lacks = "nothing before gives rows of it" if error.args[0] in known else lacks
@@ -187,6 +190,14 @@ class _Tracer(Tracer):
             node = next(other for other in self.graph.nodes if base_of(other) == "x")
         return self.proxy(node)
 
+    def answer(self, proxy: fx.Proxy, ask: Callable[[Any], Any]) -> Any:
+        """What it is on the small graph, for what dimensions and columns say, which the graph has, too.
+
+        Raises:
+            fx.proxy.TraceError: for what says more.
+        """
+        return ask(answer_of(proxy.node, ask))
+
     def create_node(self, *given: Any, **more: Any) -> fx.Node:
         node = super().create_node(*given, **more)
         if node.op != "output":
@@ -249,12 +260,6 @@ class _Tracer(Tracer):
             for name, of in (("edge_", relation), ("x", kind), ("num_nodes", kind)):
                 said = said.replace(f"data.{name}", f"data[{of!r}].{name}")
             raise InputError(said) from None
-
-
-def base_of(node: fx.Node) -> str:
-    """Of what the forward is called with for one type or relation: which argument; else ""."""
-    first = node.args[0] if node.target is operator.getitem else None
-    return str(first.target) if isinstance(first, fx.Node) and first.op == "placeholder" else ""
 
 
 def _check_local(conv: nn.Module, given: Any, found: Any, title: str) -> None:

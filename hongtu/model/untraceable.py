@@ -11,6 +11,9 @@ from hongtu.errors import InputError
 from hongtu.model.in_place import OF_NUMPY, ChangingProxy
 from hongtu.model.root import OF_EDGES, GivenData, NoField, Root
 
+SAME_WAY = (
+    "its way must be the same for every graph: leave out what prints or checks numbers, make what decides in __init__"
+)
 SHOWN = 150  # characters of a line of code in a message
 OF_DATA = ("x", "edge_index", "adj_t", *OF_EDGES)  # fields that a forward may read
 _OF_WHOLE = (
@@ -28,10 +31,7 @@ def untraceable(error: Exception, root: Root, title: str) -> InputError:
     if OF_NUMPY in reason:
         remedy = "torch's functions take rows, as torch.tanh(h) for numpy.tanh(h), and give gradients"
     elif isinstance(error, TraceError):
-        remedy = (
-            "its way must be the same for every graph: leave out what prints or checks numbers, make what decides in "
-            "__init__, or give its layers as a list"
-        )
+        remedy = f"{SAME_WAY}, or give its layers as a list"
     elif isinstance(error, NoField):
         reason, remedy = (
             f"it asks for {str(error)!r}",

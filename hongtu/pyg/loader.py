@@ -18,6 +18,7 @@ from hongtu.pyg.sampler import Fanouts, NeighborSampler
 from hongtu.pyg.steps import Step, Steps
 from hongtu.pyg.stores import feature_rows
 from hongtu.pyg.windows import Windows, group_of_its_own
+from hongtu.ranks.likeness import likeness
 from hongtu.ranks.together import Together
 
 Vertices: TypeAlias = np.ndarray | torch.Tensor | Sequence[int]
@@ -104,10 +105,11 @@ class NeighborLoader(DataLoader):
                     f"{next(iter(options))}: on ranks a thread makes batches a window ahead; leave it away"
                 )
             what = {"fanouts": sampler.fanouts, "batch_size": batch_size, "shuffle": shuffle, "replace": replace}
-            what |= {"seed": seed, "drop_last": drop_last, "window": window, "artifact": artifact.manifest["hash"]}
+            what |= {"seed": seed, "drop_last": drop_last, "window": window}
+            what |= {"artifact": likeness(artifact.manifest | {"hash": ""})}
             what |= {"split": f"{len(seeds)} vertices, checksum {zlib.crc32(seeds.tobytes())}"}
             with ranks.call("NeighborLoader"):
-                ranks.check_same(what)
+                ranks.check_same(what, artifact=artifact.path)
             self.windows = Windows(sampler, ranks, window, parse_bytes(cache_memory, "cache_memory"))
         super().__init__(_Batches(sampler), sampler=self._epochs, batch_size=None, collate_fn=_itself, **options)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from hongtu.errors import uninterrupted
+from hongtu.errors import InputError, uninterrupted
 from hongtu.ranks.group import Ranks
 from hongtu.ranks.parent import torchruns
 from hongtu.ranks.together import BEFORE, Alone, Together
@@ -29,8 +30,14 @@ def joined(timeout: float = TIMEOUT, say: Callable[[str], None] = print) -> Iter
     if torchruns("WORLD_SIZE", "1") == 1:
         yield Alone()
         return
-    torchruns("RANK")
+    if torchruns("RANK") >= (size := torchruns("WORLD_SIZE")):
+        raise InputError(
+            f"RANK is {torchruns('RANK')} and WORLD_SIZE {size}, expected ranks below it, as torchrun sets "
+            "them; start the ranks with torchrun"
+        )
     torchruns("MASTER_PORT")
+    if not os.environ.get("MASTER_ADDR"):
+        raise InputError("MASTER_ADDR is not set, expected rank 0's host; start the ranks with torchrun, which sets it")
     take_threads()
     store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     ranks = None

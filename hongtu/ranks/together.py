@@ -201,14 +201,18 @@ class Together(ABC):
             own = error
         _raise_first(own, self.gather(_told(own)))
 
-    def check_same(self, what: Mapping[str, Any]) -> None:
+    def check_same(self, what: Mapping[str, Any], **where: Any) -> None:
         """Refuse ranks that were given something else than rank 0.
 
+        Args:
+            where: paths, by names in ``what``; they may differ.
+
         Raises:
-            InputError: on every rank, naming the first that differs.
+            InputError: on every rank, naming the first that differs, and where it is.
         """
         if self.size > 1:
-            _compare(self.gather({name: _ADDRESS.sub("", str(value)) for name, value in what.items()}))
+            same = {name: _ADDRESS.sub("", str(value)) for name, value in what.items()}
+            _compare(*zip(*self.gather((same, {name: f" in {path}" for name, path in where.items()})), strict=True))
 
 
 def called_by_all(
@@ -250,12 +254,13 @@ def _raise_first(own: Exception | None, told: Sequence[tuple[str, str] | None]) 
             raise again
 
 
-def _compare(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+def _compare(of_ranks: Sequence[Mapping[str, Any]], where: Sequence[Mapping[str, str]]) -> None:
     first, *others = of_ranks
     for rank, other in enumerate(others, 1):
         for name in dict.fromkeys((*first, *other)):
             if first.get(name) != other.get(name):
-                theirs, own = _apart(str(other.get(name)), str(first.get(name)))
+                said = zip(_apart(str(other.get(name)), str(first.get(name))), (where[rank], where[0]), strict=True)
+                theirs, own = (line + at.get(name, "") for line, at in said)
                 raise InputError(f"{name}: rank {rank} has {theirs}, rank 0 has {own}; give every rank the same")
 
 

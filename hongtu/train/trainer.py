@@ -245,7 +245,7 @@ class Trainer(Inferring):
                 self._budget = budget_bytes(
                     device_memory, lambda budget: self._job(self._input, loss, limit=None).plan(self._network, budget)
                 )
-            self.ranks.check_same(self._given(loss, metric))
+            self.ranks.check_same(self._given(loss, metric), artifact=self.artifact.path)
             self._fabric = fabric_between(self.ranks, topology, self.hardware)
             job, self._runtime = self._make_runtime(loss)
             assert job.loss is not None
@@ -477,9 +477,9 @@ class Trainer(Inferring):
         """What must be the same on every rank, by name."""
         return described(
             self.model, self.optimizer, self.scheduler, loss, {
-                **self._identity(), "seed": self._context.seed, "strategy": self.strategy,
-                "clip_grad_norm": self.clip_grad_norm, "dependencies": self.dependencies, "metric": metric,
-                "detect_anomaly": self.detect_anomaly,
+                **self._identity(), "artifact": likeness(self.artifact.manifest | {"hash": ""}),
+                "seed": self._context.seed, "strategy": self.strategy, "clip_grad_norm": self.clip_grad_norm,
+                "dependencies": self.dependencies, "metric": metric, "detect_anomaly": self.detect_anomaly,
                 **({} if self.dependencies == "cache" else {"hardware": self.hardware}),  # they plan alike
                 "layers": likeness(described_layers(self.model)),
             },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 
 import numpy as np
 import pytest
@@ -30,6 +31,19 @@ def layers(artifact):
 
 def fails(artifact):
     return 1 / 0
+
+def kind(artifact):
+    return GCN
+
+def nothing(artifact):
+    return None
+
+def named(artifact):
+    return "gcn"
+
+def of_pyg(artifact):
+    import hongtu
+    return hongtu.from_pyg(gcn(artifact))
 """
 
 
@@ -125,12 +139,29 @@ def test_rows_of_chosen_vertices(form, directory, tmp_path, capsys):
     ("bare model.pt o.npy --weights weights.pt", "it is for MODULE:FUNCTION"),
     ("bare functions_to_infer:gcn o.npy --vertices text.pt", "expected whole numbers, one a line"),
     ("bare functions_to_infer:gcn o.npy --vertices none", "none: "),
+    ("bare functions_to_infer:kind o.npy", "it returned the class GCN, expected layers in a list, or a model"),
+    ("bare functions_to_infer:nothing o.npy", "it returned None, expected"),
+    ("bare functions_to_infer:nothing o.npy --weights weights.pt", "MODEL functions_to_infer:nothing: it returned"),
+    ("bare functions_to_infer:named o.npy", "it returned a str, expected"),
+    ("bare :gcn o.npy", "MODEL :gcn: ValueError: Empty module name; expected module:function"),
+    ("bare does_not_compile:gcn o.npy", "MODEL does_not_compile:gcn: SyntaxError: "),
+    ("bare raises_at_import:gcn o.npy", "MODEL raises_at_import:gcn: ZeroDivisionError: division by zero"),
+    ("bare functions_to_infer:gcn o.npy --weights text.pt", "text.pt: not a file of torch.save; pass a state dict"),
+    ("bare functions_to_infer:gcn o.npy --weights empty.pt", "empty.pt: not a file of torch.save; pass a state dict"),
+    ("bare text.pt o.npy", "text.pt: not a file of torch.save; pass MODULE:FUNCTION"),
+    ("bare functions_to_infer:gcn o.npy --weights model.pt", "pass model.pt --trust as MODEL; or pass a state dict"),
+    ("bare functions_to_infer:gcn o.npy --weights python", "return hongtu.from_pyg(model), or pass what"),
+    ("bare functions_to_infer:gcn o.npy --vertices rows.npy", "vertices of shape [2, 1], expected [N]"),
     ("bare functions_to_infer:layers o.npy --device-memory 1", "the smallest that works is"),
 ])  # fmt: skip
 def test_refused_before_anything_is_written(words, message, directory, tmp_path, capsys):
     torch.save(gcn().state_dict(), "weights.pt")
     torch.save(gcn(), "model.pt")
-    (tmp_path / "text.pt").write_text("no model")
+    for file, text in (("text.pt", "no model"), ("empty.pt", ""), ("does_not_compile.py", "def f(:"),
+                       ("raises_at_import.py", "1 / 0")):  # fmt: skip
+        (tmp_path / file).write_text(text)
+    (tmp_path / "python").mkdir()
+    np.save("rows.npy", [[1], [2]])
     before = sorted(file.name for file in tmp_path.iterdir())
     capsys.readouterr()
     assert infer(*words.split()) == 2
@@ -139,3 +170,33 @@ def test_refused_before_anything_is_written(words, message, directory, tmp_path,
     assert sorted(file.name for file in tmp_path.iterdir() if file.name != "__pycache__") == [
         name for name in before if name != "__pycache__"
     ]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda state: {"model": state, "epoch": 3}, "it is in there: "),
+    (lambda state: {"args": {}, "state_dict": state}, "it is in there: "),
+    (lambda state: {f"module.{name}": value for name, value in state.items()}, "its names begin with module.; "),
+    (lambda state: {f"_orig_mod.{name}": value for name, value in state.items()}, "begin with _orig_mod.; "),
+], ids=["model", "state_dict", "module.", "_orig_mod."])  # fmt: skip
+def test_weights_of_checkpoints_are_taken_out_as_is_advised(change, said, directory, capsys):
+    state = gcn().state_dict() | {"convs.0.bias": torch.arange(8.0)}
+    torch.save(change(state), "weights.pt")
+    assert infer(directory, "functions_to_infer:gcn", "out.npy", "--weights", "weights.pt") == 2
+    error = capsys.readouterr().err
+    exec(re.search(rf"{re.escape(said)}(torch[.]save.*, FILE\))", error)[1], {"torch": torch, "FILE": "mended.pt"})
+    torch.save(state, "plain.pt")
+    for weights in ("plain", "mended"):
+        assert infer(directory, "functions_to_infer:gcn", f"{weights}.npy", "--weights", f"{weights}.pt") == 0
+    assert np.array_equal(np.load("mended.npy"), np.load("plain.npy"))
+
+
+def test_weights_of_runs_are_taken_as_is_advised(directory, capsys):
+    model = gcn()
+    trainer = hongtu.Trainer(directory, hongtu.from_pyg(model))
+    trainer.fit(1, run_dir="python", save_every=1)
+    assert main(f"train {directory} --model gcn --hidden 8 --epochs 1 --run run".split()) == 0
+    for run in ("python", "run", "run/snapshot-1.pt"):
+        assert infer(directory, "functions_to_infer:gcn", "out.npy", "--weights", run) == 2
+        assert "return hongtu.from_pyg(model), or pass what `hongtu export" in capsys.readouterr().err
+    assert infer(directory, "functions_to_infer:of_pyg", "out.npy", "--weights", "python") == 0
+    assert np.array_equal(np.load("out.npy"), trainer.predict().numpy())

@@ -248,3 +248,68 @@ def test_reverse_relations_are_made_beforehand():
     ):
         hongtu.Trainer(prepare(graph()), hongtu.from_pyg(Net(turned, own=pyg.SAGEConv((6, 4), 8))))
     check(Net(reverse, own=pyg.SAGEConv((6, 4), 8)), ToUndirected()(graph()))
+
+
+class Wrapper(nn.Module):
+    """Of what ``to_hetero`` made, with other names, as scripts have it."""
+
+    def __init__(self, data, forward):
+        super().__init__()
+        self.model, self.function = pyg.to_hetero(pyg.GraphSAGE((-1, -1), 8, 2, 3), data.metadata()), forward
+
+    def forward(self, x, edge_index):
+        return self.function(self, x, edge_index)
+
+
+WRAPPED = {
+    "as it is": lambda self, x, e: self.model(x, e),
+    "of one type": lambda self, x, e: self.model(x, e)["paper"].relu(),
+    "by type": lambda self, x, e: self.model({kind: rows.tanh() for kind, rows in x.items()}, e),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_wrapper_around_to_hetero_need_not_name_dictionaries(name):
+    data = graph()
+    check(Wrapper(data, WRAPPED[name]), data)
+
+
+def forward_that(asks):
+    def forward(self, x, e):
+        h = self.lin(self.conv(x, e)["paper"])
+        asks(x["paper"], h)
+        return h
+
+    return Net(forward)
+
+
+def asserts(said):
+    assert said
+
+
+ASKED = {
+    "dim": lambda x, h: asserts(x.dim() == 2),
+    "columns": lambda x, h: asserts(x.size(1) == 6 and x.shape[-1] == 6),
+    "columns of a layer": lambda x, h: asserts(h.shape[1] == 3),
+    "columns behind a function": lambda x, h: asserts(h.relu().size(-1) == 3),
+    "floating point": lambda x, h: asserts(x.is_floating_point()),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_forward_may_ask_for_dimensions_and_columns(name):
+    check(forward_that(ASKED[name]), graph())
+
+
+@pytest.mark.parametrize(("asks", "message"), [
+    (lambda x, h: asserts(len(x) > 0), "asks for len, and it depends on how many vertices or edges there are; in"),
+    (lambda x, h: asserts(x.shape == (20, 6)), "asks for shape, and it depends on how many vertices"),
+    (lambda x, h: asserts(h.size(0) > 3), "asks for size, and it depends on how many vertices"),
+    (lambda x, h: asserts(x.t().shape[1] == 6), "asks for shape, and it depends on how many vertices"),
+    (lambda x, h: asserts((x @ x.t()).shape[1] == 20), "asks for shape, and it depends on how many vertices"),
+    (lambda x, h: asserts(not x.isnan().any()), "asks for any, and it depends on numbers; in .*what prints or checks"),
+    (lambda x, h: asserts(x.dtype == torch.float32), "asks for dtype, and it depends on what the Trainer is given"),
+], ids=range(7))  # fmt: skip
+def test_what_a_forward_asks_of_a_graph_is_named(asks, message):
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(forward_that(asks)))

@@ -26,6 +26,7 @@ RETIRED = {
             "questions",
             "root",
             "networkx_graph",
+            "typed_answers",
             "typed_trace",
             "typed_cut",
             "typed_values",

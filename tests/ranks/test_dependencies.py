@@ -366,6 +366,11 @@ class Version:
         return f"0.{self.of.rank}"
 
 
+def features_of(rank):
+    problem = problems.awkward()
+    return dataclasses.replace(problem, features=problem.features + rank)
+
+
 def test_ranks_of_another_version_artifact_or_model_are_refused(monkeypatch, tmp_path):
     version, other = Version(), learning(tmp_path / "artifact")
     monkeypatch.setattr(hongtu, "__version__", version)
@@ -381,7 +386,11 @@ def test_ranks_of_another_version_artifact_or_model_are_refused(monkeypatch, tmp
     for same, artifact, layers, said in (
         (False, usual, lambda group: gcn(), r"hongtu: rank 1 has 0\.1, rank 0 has 0\.0; give every rank the same"),
         (True, lambda group: other if group.rank else usual(group),
-         lambda group: [hnn.GCNConv(5 if group.rank else 6, 3)], "artifact: rank 1 has .*, rank 0 has"),
+         lambda group: [hnn.GCNConv(5 if group.rank else 6, 3)], "artifact: rank 1 has .* in .*/artifact, rank 0 has"),
+        (True, lambda group: problems.prepare(problems.awkward(), 4, 2 + group.rank), lambda group: gcn(),
+         "artifact: rank 1 has chunks: 3 in .*, rank 0 has chunks: 2 in .*; give every rank the same"),
+        (True, lambda group: problems.prepare(features_of(group.rank), 4, 3), lambda group: gcn(),
+         r"artifact: rank 1 has arrays[.]features[.]hash: .* in /.*, rank 0 has arrays[.]features[.]hash: .* in /"),
         (True, usual, lambda group: [(hnn.SAGEConv if group.rank else hnn.GCNConv)(6, 3)], "rank 1 has .*SAGEConv"),
     ):  # fmt: skip
         run_ranks(2, partial(work, same=same, artifact=artifact, layers=layers, said=said))

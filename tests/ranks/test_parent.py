@@ -107,3 +107,18 @@ def test_a_torchrun_may_be_a_containers_init(init, found, monkeypatch, tmp_path)
 def test_a_process_of_a_benchmark_ends_with_it(kind, tmp_path):
     (tmp_path / "bench.py").write_text(BENCH.replace("KIND", kind))
     assert ends_with([sys.executable, str(tmp_path / "bench.py")], {})
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2, expected ranks below it"),
+    ({"WORLD_SIZE": "0"}, "RANK is 0 and WORLD_SIZE 0, expected"),
+    ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set, expected rank 0's host"),
+    ({"RANK": "7", "MASTER_ADDR": ""}, "RANK is 7 and WORLD_SIZE 2"),
+], ids=range(4))  # fmt: skip
+def test_ranks_that_no_torchrun_starts_are_refused_at_once(changed, said, monkeypatch, capsys):
+    given = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"} | changed
+    for key, value in given.items():
+        monkeypatch.setenv(key, value)
+    assert main(["train", "artifact"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"hongtu: {said}") and err.count("\n") == 1

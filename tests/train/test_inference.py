@@ -266,10 +266,14 @@ def test_a_file_is_complete_or_absent(vertices, tmp_path, monkeypatch):
     (lambda p: hongtu.Inference(bare(), torch.nn.Linear(6, 2)), "from_pyg: got Linear"),
     (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(5, 2)]), "5|6"),
     (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(6, 2)], vertices=[64]), "vertex 64, expected an integer"),
+    (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(6, 2)], vertices=["3"]), "vertex '3', expected an integer"),
+    (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(6, 2)], vertices=[[1, 2]]), r"vertices of shape \[1, 2\]"),
+    (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(6, 2)], vertices=np.ones((3, 1), int)), r"of shape \[3, 1\]"),
+    (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(6, 2)]).predict(torch.ones(2, 2).long()), r"of shape \[2, 2\]"),
     (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(6, 2)], loss="mse"), "no argument is named 'loss'"),
     (lambda p: hongtu.Inference(bare(), [hnn.GCNConv(6, 2)]).predict(out=p / "out.txt"), "ends in .npy"),
     (lambda p: hongtu.Inference(learned(), [hnn.GCNConv(6, 2)]), "its features are learned"),
-], ids=range(7))  # fmt: skip
+], ids=range(11))  # fmt: skip
 def test_refused(call, message, tmp_path):
     with pytest.raises(InputError, match=message):
         call(tmp_path)
