@@ -313,8 +313,10 @@ class Chunk:
         if self.kept(there.kept):
             return
         rows, chunk = self.all_rows[there.tensor], self.number - self.i * self.topology.chunks
+        laid = np.arange(self.end) if there.rows.laid is None else there.rows.laid
         if there.rows.own is not None:
-            self.at.spilled(there.rows.own + self.first * rows.shape[1] * 8, rows)
+            own = laid[(laid >= self.first) & (laid < self.end)] - self.first
+            self.at.spilled(there.rows.own + (laid < self.first).sum() * rows.shape[1] * 8, rows[own])
         for region in there.rows.takers:
             buckets = region.buckets[self.i]
             for first, count in zip(buckets.begin[:, chunk], buckets.count[:, chunk], strict=True):

@@ -109,9 +109,9 @@ class Disk:
 
     def spill(self, there: Ref, chunk: Chunk) -> None:
         """A chunk's own rows go from staging memory to where they are read, and to who loads them."""
-        rows, (first, _), kind = chunk.in_window(there), chunk.span(there.rows), self._kind(there)
+        rows, span, kind = chunk.in_window(there), chunk.span(there.rows), self._kind(there)
         assert isinstance(there.rows, Laid)
-        self._put(there, rows, there.rows.places(chunk.i, chunk.own_number, first, _row_bytes(rows, kind)))
+        self._put(there, rows, there.rows.places(chunk.i, chunk.own_number, *span, _row_bytes(rows, kind)))
 
     def spill_bucket(self, there: Ref, device: Device, i: int, batch: int, number: int) -> None:
         """The rows that a batch flushes, from set ``number`` of staging memory, to each chunk's place."""

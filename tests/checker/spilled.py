@@ -102,8 +102,8 @@ class Spilled:
             return
         assert isinstance(rows, Laid)
         for i, chunk in self.on_disk(there.kept):
-            number, (first, _) = chunk - i * self._view.chunks, self._span(there, chunk)
-            self._put(self._staging[name, "rows", i], rows.places(i, number, first, 1), there.where)
+            number, span = chunk - i * self._view.chunks, self._span(there, chunk)
+            self._put(self._staging[name, "rows", i], rows.places(i, number, *span, 1), there.where)
 
     def _put(self, held: Held, places: Iterable[Target], where: str) -> None:
         for begin, which in places:

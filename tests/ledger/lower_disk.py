@@ -82,8 +82,12 @@ class OnDisk:
         for i, number in self._on_disk(there.kept):
             first, end = (int(v) for v in self.view.chunk_start[number : number + 2])
             window = self._window(there.tensor, i, number)
-            if there.rows.own is not None:
+            if there.rows.own is not None and there.rows.laid is None:
                 yield Copy(self.disk(there.rows.own + first * row, end - first, row), window)
+            elif there.rows.own is not None:  # the rows that the pass computes, behind one another
+                before = int((there.rows.laid < first).sum())
+                rows = self.view.destinations(number) - first
+                yield Copy(self.disk(there.rows.own + before * row, len(rows), row), self.some(window, rows))
             for region in there.rows.takers:  # rows for the batches that load them
                 buckets, own = region.buckets[i], number - i * self.view.chunks
                 for lo, count in zip(buckets.begin[:, own].tolist(), buckets.count[:, own].tolist(), strict=True):

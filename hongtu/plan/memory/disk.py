@@ -169,14 +169,20 @@ def _regions(
             if name == OUTPUT and not (trains and p.name in last):  # whoever infers reads that
                 last[p.name] = once
             if name in p.written and p.name in last:
-                nbytes = int(plan.kept[name].at(plan.topology.num_vertices)) * plan.disk_row(name)
-                want(name, nbytes, k, last[p.name], partial(layout.own.__setitem__, (p.name, name)))
+                laid = laid_rows(plan, p, name)
+                rows = int(plan.kept[name].at(plan.topology.num_vertices)) if laid is None else len(laid)
+                want(name, rows * plan.disk_row(name), k, last[p.name], partial(layout.own.__setitem__, (p.name, name)))
             if p.flush == name and _moves(plan, p):
                 start, backward = plan.view(p).chunk_start, p.direction == "backward"
                 region = _region(plan, p, name, start, "chunk", retiring=not backward)
                 layout.flushed[p.name, name] = region
                 want(name, region.nbytes, k, last.get(p.name, k), region.begin_at)
     return found
+
+
+def laid_rows(plan: HostPlacement, p: Pass, name: str) -> np.ndarray | None:
+    """int32, the vertices whose rows lie behind one another where a pass lays its own of a tensor; None: all."""
+    return None if name == OUTPUT or name in plan.passes.of_edges else plan.view(p).active
 
 
 def _moves(plan: HostPlacement, p: Pass) -> bool:

@@ -73,7 +73,7 @@ def _first_pass(plan: PlannedMemory, view: int | None) -> PassProgram:
     staging: tuple[dict[str, Buffer], ...] = tuple({} for _ in plan.devices)
     if view is None and (takers := plan.disk.takers.get(("", FEATURES))):
         recalled.append(copies.recall(plan, None, FEATURES))
-        body.append(copies.spill(plan, FEATURES, Laid(None, tuple(takers))))
+        body.append(copies.spill(plan, FEATURES, Laid(None, None, tuple(takers))))
         columns, dtype = plan.passes.width[FEATURES], plan.host_dtype(FEATURES)
         most = (entries.most["destinations"] for entries in device_entries(plan.topology))
         staging = tuple({f"disk {FEATURES}": Buffer((rows, columns), dtype)} for rows in most)

@@ -13,7 +13,7 @@ from hongtu.graph.halo import Crossing
 from hongtu.graph.sparse_rows import PARTS
 from hongtu.plan.cache.transfer import TransferPlan
 from hongtu.plan.cache.writers import last_steps
-from hongtu.plan.memory.disk import is_straight
+from hongtu.plan.memory.disk import is_straight, laid_rows
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import FLOAT, Array
 from hongtu.plan.passes.definition import FEATURES, Pass
@@ -164,7 +164,8 @@ def recall(plan: PlannedMemory, p: Pass | None, name: str) -> Copy:
         given = tuple(
             Given(
                 view=plan.view(giver), schedule=plan.schedule(giver),
-                own=disk.own.get((giver.name, name)), stores=stores(plan, giver, name),
+                own=disk.own.get((giver.name, name)), laid=laid_rows(plan, giver, name),
+                stores=stores(plan, giver, name),
                 flushed=disk.flushed.get((giver.name, name)), flush_stores=flushed(plan, giver, name),
             )
             for giver in disk.givers[p.name, name]
@@ -179,10 +180,9 @@ def spills(plan: PlannedMemory, p: Pass) -> Iterator[Copy]:
     disk = plan.disk
     for name in p.written:
         if name in plan.spilled:
-            laid = Laid(
-                disk.own.get((p.name, name)), tuple(disk.takers.get((p.name, name), ())), plan.edges_of(p, name)
-            )
-            yield spill(plan, name, laid)
+            takers = tuple(disk.takers.get((p.name, name), ()))
+            own, edges = disk.own.get((p.name, name)), plan.edges_of(p, name)
+            yield spill(plan, name, Laid(own, laid_rows(plan, p, name), takers, edges))
     if (p.name, p.flush) in disk.flushed:
         ends = picks(plan, p, "end", mirrors=False)
         yield spill(plan, p.flush, Bucket(disk.flushed[p.name, p.flush], ends))

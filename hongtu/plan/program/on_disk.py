@@ -24,6 +24,11 @@ def chunks_on_disk(view: Topology, device: int, kept: Kept) -> list[tuple[int, i
     return [(c, int(kept.at(ends[c])), int(kept.at(ends[c + 1]))) for c in away]
 
 
+def _place(laid: np.ndarray | None, vertex: int) -> int:
+    """How many rows lie before that of a vertex."""
+    return vertex if laid is None else int(np.searchsorted(laid, vertex))
+
+
 Target = tuple[int, slice | np.ndarray]  # a first byte on the disk, and which rows of staging memory go there
 
 
@@ -65,12 +70,14 @@ class Given:
     Attributes:
         view, schedule: the chunks that it computed, and when.
         own: the first byte of their own rows, or None; ``stores``: which of them are stored.
+        laid: int32, the vertices that have rows there, or None for all.
         flushed: the rows that its caches let go, or None; ``flush_stores``: of every device, which of them are stored.
     """
 
     view: Topology
     schedule: np.ndarray
     own: int | None
+    laid: np.ndarray | None
     stores: Stores
     flushed: Region | None
     flush_stores: tuple[Stores, ...]
@@ -85,7 +92,8 @@ class Given:
 
     def count(self, device: int, chunk: int, first: int, end: int) -> int:
         """How many rows there are of a chunk."""
-        own = end - first if self.own is not None and len(self.own_rows(first, end)) else 0
+        rows = 0 if self.own is None else len(self.own_rows(first, end))
+        own = end - first if rows and self.laid is None else rows
         return own + (0 if self.flushed is None else int(self.flushed.buckets[device].count[:, chunk].sum()))
 
     def pieces(self, device: int, chunk: int, first: int, end: int, row_bytes: int) -> Iterator[Piece]:
@@ -98,8 +106,10 @@ class Given:
         """
         rows, own = self.own_rows(first, end), []
         if self.own is not None and len(rows):
-            take = None if self.view.active is None else rows - np.int32(first)
-            own = [Piece(self.own + first * row_bytes, end - first, take, rows, self.stores.among(rows))]
+            begin, count = _place(self.laid, first), len(rows)
+            take = None if self.view.active is self.laid else rows - np.int32(first)
+            count = count if take is None else end - first
+            own = [Piece(self.own + begin * row_bytes, count, take, rows, self.stores.among(rows))]
         if self.flushed is None:
             yield from own
             return
@@ -140,10 +150,12 @@ class Laid(OnDisk):
 
     Attributes:
         own: their first byte, or None where nobody reads these.
+        laid: int32, the vertices that have rows there, or None for all.
         takers: where later passes load them.
     """
 
     own: int | None
+    laid: np.ndarray | None
     takers: tuple[Region, ...]
     edges: Topology | None = None
 
@@ -152,10 +164,14 @@ class Laid(OnDisk):
         read, loaded = "to be read", f"for {_count(len(self.takers))} to load"
         return ", ".join(["chunk", *[read] * (self.own is not None), *[loaded] * bool(self.takers)])
 
-    def places(self, device: int, chunk: int, first: int, row_bytes: int) -> Iterator[Target]:
-        """Of the chunk of this number on a device, whose rows begin with ``first``."""
+    def places(self, device: int, chunk: int, first: int, end: int, row_bytes: int) -> Iterator[Target]:
+        """Of the chunk of this number on a device, which has these rows."""
         if self.own is not None:
-            yield self.own + first * row_bytes, slice(None)
+            begin, laid = _place(self.laid, first), self.laid
+            yield (
+                self.own + begin * row_bytes,
+                slice(None) if laid is None else laid[begin : _place(laid, end)] - np.int32(first),
+            )
         for region in self.takers:
             buckets = region.buckets[device]
             for lo, count in zip(buckets.begin[:, chunk].tolist(), buckets.count[:, chunk].tolist(), strict=True):
@@ -164,7 +180,9 @@ class Laid(OnDisk):
 
     def moved(self, view: Topology, device: int, kept: Kept) -> int:
         busy = view.num_dst[device * view.chunks :][: view.chunks] > 0
-        own = 0 if self.own is None else super().moved(view, device, kept)
+        away = () if self.own is None else chunks_on_disk(view, device, kept)
+        count = view.num_dst[device * view.chunks :]
+        own = sum(end - first if self.laid is None else int(count[c]) for c, first, end in away)
         return own + sum(int(region.buckets[device].count[:, busy].sum()) for region in self.takers)
 
 
