@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import hongtu
 from hongtu.cli.main import main
@@ -171,6 +172,29 @@ def test_losses_that_change_with_their_calls_are_refused(loss):
     problem = problems.awkward()
     with pytest.raises(InputError, match="gives something else when it is called again"):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=loss())
+
+
+def smooth(make):
+    """A loss that has what is made of rows so many places away beside it."""
+    return lambda lag: (
+        lambda out, target: functional.cross_entropy(out, target, reduction="none") + make(out, target, lag)
+    )
+
+
+@pytest.mark.parametrize("lag", [7, 10, 24, 98, 2000])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        smooth(lambda out, target, lag: (out - torch.cat([out[:lag], out[:-lag]])).square().mean(1)),
+        smooth(lambda out, target, lag: (out - out.roll(lag, 0)).square().mean(1)),
+        smooth(lambda out, target, lag: (target == target.roll(lag, 0)) * out[:, 0]),
+        smooth(lambda out, target, lag: out[:, 0] / (1 + (torch.arange(len(out)) % lag).bincount()[0])),
+        smooth(lambda out, target, lag: (out[:, 0] - out[:, 0].roll(lag, 0)).detach() * 0.1),
+    ],
+)
+def test_losses_of_rows_that_are_far_away_are_refused(loss, lag):
+    with pytest.raises(InputError, match="mixes the rows that it is given"):
+        check_alone("loss", loss(lag), torch.eye(7, 3), torch.arange(7) % 3)
 
 
 def test_random_numbers_of_a_loss_are_no_mixing_of_vertices():

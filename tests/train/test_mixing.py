@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from hongtu.train.tracing import shape
 from hongtu.train.tracing.mixing import EDGES, refuse_mixing
 from hongtu.train.tracing.trace import GraphForm, trace
 from tests import problems
-from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, differs, judged
+from tests.train import mixing_models
+from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, as_module, differs, judged
 
 
 def look(layers: list[Any], features: int = F, edges: EdgeData = NO_EDGE_DATA, weights: bool = False) -> None:
@@ -54,6 +56,21 @@ def test_rows_by_their_number(rows):
     """Users before items, say: whatever the number, though the rows that are judged are fewer."""
     with pytest.raises(InputError, match="mixes the rows of its input"):
         look([hnn.GCNConv(F, F), Of(NUMBERED[rows]), hnn.GCNConv(F, CLASSES)])
+
+
+FAR = [name for name in MIXING if {"far", "seasonal", "before", "period"} & {*name.split()}]
+
+
+@pytest.mark.parametrize("name", [*FAR, "columns far away", "far and back", "many pieces"])
+@pytest.mark.parametrize("lag", [7, 24, 97, 679, 5040])
+def test_rows_that_are_far_away(name, lag, monkeypatch):
+    """Whatever number of rows lies between, those that are judged have no period."""
+    torch.manual_seed(lag)
+    mixes = name in MIXING
+    monkeypatch.setattr(mixing_models, "drawn_lag", lambda: lag)
+    part = as_module((MIXING if mixes else ALONE)[name]())
+    with pytest.raises(InputError, match="mixes the rows of its input") if mixes else nullcontext():
+        look([hnn.GCNConv(F, F), part, hnn.GCNConv(F, CLASSES)])
 
 
 @pytest.mark.parametrize("first", range(0, 40, 5))
@@ -317,5 +334,5 @@ def test_models_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Of(lambda h: calls.append(1) or h.relu())
     layers = [hnn.GCNConv(6, F), part, hnn.GCNConv(F, F), hnn.SAGEConv(F, 3)]
     hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, device_memory="100KiB")
-    assert len(looks) == 1 and looks[0] <= 20
+    assert len(looks) == 1 and looks[0] <= 24
     assert network_plan.MOST_SIDES > 1  # of which there are several to try
