@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hongtu.kernels.torch_private import Operations
+from hongtu.kernels.torch_private import Operations, leaves_of
 
 Given = tuple[Tensor, ...]
 Kept = tuple[int, ...]
@@ -54,6 +54,7 @@ LOOKS = (  # of rows as ``varied`` makes them
 PLACED = 2  # the row that is looked at in other places
 LITTLE = 1e-3  # of what is given: what is less in all rows may be rounding alone, as a sum of what layer norm gives
 MOST = 1 << 24  # numbers that are taken to look at one there
+COUNTED = 0.05  # of a gradient of twice the rows: more than rounding, in any precision
 MOST_OF_MANY = 1 << 22  # numbers of as many rows; else fewer are taken
 MOST_COMPARISONS = 1 << 10  # of one call
 aten = torch.ops.aten
@@ -105,6 +106,7 @@ class Mixture:
         size: how far the results are apart, of the largest.
         place: it was the row's place, or how many there are, that made the difference, and not the others' numbers.
         shared: random numbers are drawn that are not those of one row.
+        counted: a parameter whose gradient is no sum over rows.
     """
 
     first: Given
@@ -113,6 +115,7 @@ class Mixture:
     size: float
     place: bool = False
     shared: bool = False
+    counted: Tensor | None = None
 
 
 def find_mixture(function: Function) -> Mixture | None:
@@ -124,7 +127,12 @@ def find_mixture(function: Function) -> Mixture | None:
     base = _Trial(function, function.given)
     if not base.has(ROWS):
         return Mixture(function.given, function.given, (0, 0), torch.inf)
-    return _find_mixture(function, base) or _find_far(function, base) or _find_chosen(function)
+    return (
+        _find_mixture(function, base)
+        or _find_far(function, base)
+        or _find_counted(function, base)
+        or _find_chosen(function)
+    )
 
 
 def _find_chosen(function: Function) -> Mixture | None:
@@ -209,6 +217,20 @@ def _find_far(function: Function, base: _Trial) -> Mixture | None:
     return None
 
 
+def _find_counted(function: Function, base: _Trial) -> Mixture | None:
+    """What shows that the gradient of a parameter is no sum over rows, as with ``scale_grad_by_freq``: of all rows
+    twice it is not twice as large."""
+    twice = tuple(x.repeat(2, *[1] * (x.ndim - 1)) for x in function.given)
+    if base.draws:
+        return None
+    with suppress(Exception):  # a function without gradients is refused where it trains
+        first, second = (_Trial(function, given, grad=True).of_parameters() for given in (function.given, twice))
+        for parameter, once in first.items():
+            if parameter in second and distance(2 * once, second[parameter], once, torch.tensor(LITTLE)) > COUNTED:
+                return Mixture(function.given, twice, (0, 0), torch.inf, counted=parameter)
+    return None
+
+
 def _many(function: Function) -> int:
     """How many rows to look at: ``MANY``, fewer of wide ones, and of those that are too wide for that ``ROWS``."""
     fit = MOST_OF_MANY * ROWS // max(1, sum(x.numel() for x in function.given))
@@ -216,14 +238,19 @@ def _many(function: Function) -> int:
 
 
 def _find_shared(function: Function) -> Mixture | None:
-    """What shows that as many random numbers are drawn for fewer rows: every chunk draws others, for all its rows."""
+    """What shows that as many random numbers are drawn for fewer rows: every chunk draws others, for all its rows. Of
+    generators beside torch's, that they are behind these where they are behind all, or that none at all draw some."""
     fewer = tuple(x[: len(x) // ROWS * FEWER] for x in function.given)
-    shapes = []
+    shapes, states = [], []
     for given in (function.given, fewer):
         with _Draws() as draws:
-            _Trial(replace(function, leaves=0), given)
+            states.append(_Trial(replace(function, leaves=0), given).draws)
         shapes.append(draws.shapes)
     same = len(shapes[0]) == len(shapes[1]) and any(x == y for x, y in zip(*shapes, strict=True))
+    if not shapes[0] and states[0]:
+        same = all(map(torch.equal, *states))
+        with suppress(Exception):  # which no rows are too few for
+            same |= bool(_Trial(replace(function, leaves=0), tuple(x[:0] for x in function.given)).draws)
     return Mixture(function.given, fewer, (0, 0), torch.inf, shared=True) if same else None
 
 
@@ -368,9 +395,9 @@ def _is_number(x: Any) -> bool:
 class _Trial:
     """One call, and gradients of what it gave."""
 
-    def __init__(self, function: Function, given: Given) -> None:
+    def __init__(self, function: Function, given: Given, *, grad: bool = False) -> None:
         self._leaves = [x.detach().requires_grad_() for x in given[: function.leaves]]
-        with torch.set_grad_enabled(function.leaves > 0):
+        with torch.set_grad_enabled(grad or function.leaves > 0):
             result = function.call((*self._leaves, *given[function.leaves :]))
         self.rows, self.draws = result.rows, result.draws
         self.little = [LITTLE * x.detach() for x in given if x.is_floating_point()]
@@ -400,9 +427,23 @@ class _Trial:
                 return torch.inf
         return found
 
+    def _differentiable(self) -> list[Tensor]:
+        return list({id(out): out for out in self.rows if out.requires_grad}.values())
+
+    def of_parameters(self) -> dict[Tensor, Tensor]:
+        """Gradients of what is no row, of the results of all rows, which may be there several times."""
+        outs = self._differentiable()
+        own = {leaf: None for out in outs for leaf in leaves_of(out) if not any(leaf is x for x in self._leaves)}
+        if not own:
+            return {}
+        weights = [torch.cos(torch.arange(out[:ROWS].numel())).repeat(len(out) // ROWS) for out in outs]
+        shaped = [weight.view(out.shape).to(out.dtype) for weight, out in zip(weights, outs, strict=True)]
+        found = torch.autograd.grad(outs, list(own), shaped, allow_unused=True)
+        return {x: grad.to_dense() for x, grad in zip(own, found, strict=True) if grad is not None}
+
     def gradients(self, kept: Tensor) -> list[Tensor]:
         """By the leaves, [R, rows of one, ...], of the results of some rows, bool [R]; none where there are none."""
-        outs = list({id(out): out for out in self.rows if out.requires_grad}.values())
+        outs = self._differentiable()
         if not outs or not self._leaves:
             return []
         count, only = len(kept), kept.float().unsqueeze(1)

@@ -208,6 +208,13 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
         mixture = replace(mixture, size=torch.inf)
     if mixture.size < PLAIN:
         return
+    if mixture.counted is not None:
+        names = (name for name, parameter in network.modules.named_parameters() if parameter is mixture.counted)
+        raise InputError(
+            f"{network.current} or a module before it mixes the rows of its input: the gradient of its "
+            f"{next(names, 'parameter')} is no sum over rows, as of an Embedding that counts those of a chunk "
+            "(scale_grad_by_freq=True); make it without"
+        )
     first, again, second = (
         _watched(network, part.run, given) for given in (mixture.first, mixture.first, mixture.second)
     )
