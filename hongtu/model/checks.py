@@ -76,6 +76,8 @@ def check_module(index: int, module: nn.Module) -> None:
         if part in inside:
             check_module(index, part)
             continue
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            check_embedding(f"{title}: its {name}", part)
         if rules_of(part) is not None:
             remedy = "can stand in the list of layers only; give the modules around it one by one"
             if isinstance(module, Layer):
@@ -94,6 +96,24 @@ def check_module(index: int, module: nn.Module) -> None:
                 f"{title}: {name} takes statistics over rows, which would be those of a chunk instead of the whole "
                 f"graph; {remedy}"
             )
+
+
+def check_embedding(title: str, embedding: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Refuse an Embedding that is another one in chunks, or whose gradients are not dense.
+
+    Raises:
+        InputError: with the title, naming the option.
+    """
+    if embedding.sparse or embedding.max_norm is not None:
+        raise InputError(
+            f"{title} has sparse=True or max_norm, and gradients are dense, and weights the same in all chunks of an "
+            "epoch; make it without"
+        )
+    if embedding.scale_grad_by_freq:
+        raise InputError(
+            f"{title} has scale_grad_by_freq=True, which divides gradients by how often a kind is looked up, and a "
+            "chunk counts its own rows alone; make it without"
+        )
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from hongtu.graph.artifact import Artifact
 from hongtu.host import check_host
 from hongtu.kernels.dispatch import NUMBA
 from hongtu.kernels.torch_private import leaves_of
-from hongtu.model.checks import drops
+from hongtu.model.checks import check_embedding, drops
 from hongtu.model.link_loss import LinkLoss, Score, link_scores, ranks, ranks_among, trained_decoder
 from hongtu.model.link_pairs import EdgesOfSplit, LinkPairs
 from hongtu.model.loss_terms import check_alone
@@ -57,6 +57,9 @@ class EdgeLoss:
         self._decoder = trained_decoder(given)
         if self._decoder is not None and drops(self._decoder):
             raise InputError("LinkLoss: its decoder drops at random, by block of pairs; leave dropout to the layers")
+        for part in self._decoder.modules() if self._decoder is not None else ():
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                check_embedding(f"LinkLoss: its decoder's {type(part).__name__}", part)
         self._given, self._artifact = given, artifact
         self._pairs = LinkPairs(given, artifact)
         self._trained: list[nn.Parameter] = []  # of the decoder's parameters those that its scores depend on
@@ -114,6 +117,7 @@ class EdgeLoss:
         """
         if self.beside is not None:
             self.beside.check_output(columns, dtype)
+        self._check_relations(columns, dtype)
         ends, negatives = self._pairs.form("train")
         counts = [ROWS * count for count in (1, 1, *[negatives] * ends)]
         check_host(4 * sum(counts) * columns * dtype.itemsize)  # with gradients, and what a decoder makes of them
@@ -129,6 +133,24 @@ class EdgeLoss:
         self._check_leaves(found, leaves)
         self._check_shape(found, ROWS)
         check_alone("LinkLoss: its decoder or loss", losses, *numbers.split(counts))
+
+    def _check_relations(self, columns: int, dtype: torch.dtype) -> None:
+        """Refuse relations that the decoder has no rows for."""
+        for name, most in self._pairs.most_relations.items():
+            try:
+                with torch.no_grad():
+                    rows = torch.zeros((1, columns), dtype=dtype)
+                    self._decode(rows, rows, torch.tensor([most]))
+            except IndexError as error:
+                parts = self._decoder.modules() if self._decoder is not None else ()
+                tables = [str(part.num_embeddings) for part in parts if isinstance(part, nn.Embedding)]
+                has = f"has {' and '.join(tables)} rows in its Embedding" if tables else f"fails: {error}"
+                raise InputError(
+                    f"LinkLoss: {name} holds relations up to {most}, for which its decoder {has}, expected at least "
+                    f"{most + 1} rows; make it of so many, or number relations from 0 on"
+                ) from None
+            except Exception:  # whatever else it does not take is refused with what it is given
+                return
 
     @staticmethod
     def _check_shape(losses: Tensor, count: int) -> None:

@@ -80,6 +80,7 @@ class EdgeTargets(EdgeLoss):
     def check_output(self, columns: int, dtype: torch.dtype) -> None:
         if self.beside is not None:
             self.beside.check_output(columns, dtype)
+        self._check_relations(columns, dtype)
         numbers = torch.sin(torch.arange(2 * ROWS * columns, dtype=dtype)).reshape(-1, columns).requires_grad_()
         one = next(self._pairs.blocks("train")).relation
 

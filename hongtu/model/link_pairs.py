@@ -36,6 +36,7 @@ class LinkPairs:
 
     Attributes:
         count: P of the train edges.
+        most_relations: the largest that a decoder sees, by what holds it.
 
     Raises:
         InputError: for edges or negatives that are none.
@@ -62,6 +63,7 @@ class LinkPairs:
         if own and not artifact.num_edges:
             raise InputError("LinkLoss: the graph has no edges; pass edges=")
         kinds = {"train": given.edge_type, "val": given.val_edge_type, "test": given.test_edge_type}
+        self.most_relations: dict[str, int] = {}
         self._relation = self._relations(kinds) if given.sees_relations else {}
         in_edge_start = artifact.topology.in_edge_start
         self._first_id = edge_id_starts(in_edge_start, artifact.original_id) if own else np.empty(0, np.int64)
@@ -231,11 +233,16 @@ class LinkPairs:
                     f"integers ({edges.shape[1]},)"
                 )
             found[split] = kind.astype(np.int64)
+            if kind.min() < 0:
+                raise InputError(f"LinkLoss: {name} holds {kind.min()}, expected relations from 0 on")
+            self.most_relations[name] = int(kind.max())
         if "train" not in self._edges and self._artifact.stored.edge_type is None:
             raise InputError(
                 "LinkLoss: its decoder takes the relation of every edge, and the graph's have none; preprocess it with "
                 "edge_type, or pass edges and edge_type"
             )
+        if "train" not in self._edges:
+            self.most_relations["the graph's edge_type"] = self._artifact.num_edge_types - 1
         return found
 
     def _checked(self, title: str, negatives: Any, edges: int, form: tuple[int, int] | None = None) -> np.ndarray:

@@ -132,18 +132,22 @@ def vertex_loss(loss: Any, task: str) -> VertexLoss:
             )
         return PerVertex(MODULES[loss]())
     loss = as_module(loss)
-    if is_torchs(loss):
-        return PerVertex(loss)
-    own = isinstance(loss, nn.Module) and not any(p.requires_grad for p in loss.parameters())
-    if own and getattr(loss, "reduction", None) in ("mean", "sum"):
-        return PerVertex(loss)
+    if isinstance(loss, nn.Module):
+        if any(x.requires_grad for x in (*loss.parameters(), *loss.buffers())):
+            raise InputError(
+                f"loss {type(loss).__name__}: has parameters, which nothing would train; give them to a layer, or "
+                "freeze them (requires_grad_(False), or detach() of what is computed)"
+            )
+        reduces = getattr(loss, "reduction", None) in ("mean", "sum")
+        if reduces and isinstance(loss, torch.jit.ScriptModule):
+            raise InputError(
+                f"loss {loss.original_name}: it is scripted, so that its reduction cannot be set; pass it as it was "
+                "before torch.jit.script"
+            )
+        if reduces or is_torchs(loss):
+            return PerVertex(loss)
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}: expected a loss; pass {loss.__name__}()")
-    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
-        raise InputError(
-            f"loss {type(loss).__name__}: has parameters, which nothing would train; give them to a layer, or freeze "
-            "them (requires_grad_(False))"
-        )
     if not callable(loss):
         raise InputError(f"loss {loss!r}: expected a name, a torch loss, a callable, a LossTerm or a list of these")
     return loss
@@ -230,7 +234,18 @@ def check_alone(title: str, losses: Callable[..., Tensor], *given: Tensor) -> No
                 f"{title} gives something else when it is called again with the same rows, as it is for each chunk; "
                 "keep nothing between calls, and draw from the generators of torch, numpy or Python"
             )
-        if find_mixture(Function(call, tuple(given), leaves)) is not None:
+        mixture = find_mixture(Function(call, tuple(given), leaves))
+        if mixture is not None and mixture.counted is not None:
+            raise InputError(
+                f"{title} gives a parameter of shape {tuple(mixture.counted.shape)} a gradient that is no sum over "
+                "rows, as an Embedding does that counts those of a chunk (scale_grad_by_freq=True); make it without"
+            )
+        if mixture is not None and mixture.shared:
+            raise InputError(
+                f"{title} draws random numbers that are not those of one row, as np.random.rand() and torch.rand(1) "
+                "do, and every chunk would draw others; draw some for each row, as torch.rand(len(out)) does"
+            )
+        if mixture is not None:
             raise InputError(
                 f"{title} mixes the rows that it is given, which would be those of a chunk instead of all; what it "
                 "gives for one must not depend on the others, or on its place"

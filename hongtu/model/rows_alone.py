@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hongtu.kernels.torch_private import Operations
+from hongtu.kernels.torch_private import Operations, leaves_of
 
 Given = tuple[Tensor, ...]
 Kept = tuple[int, ...]
 
 ROWS = 7  # that a function is judged on
+MANY = 97  # that it is looked at, too: those that few take from 7 or more places away are their own, or none
 FEWER = 5  # that it is given to see what it draws
 ROUNDING = 64  # units in the last place, which rows may differ by where they lie elsewhere
 ABOVE, BELOW, ALIKE, MOVED, UNKNOWN = range(5)
@@ -53,6 +54,8 @@ LOOKS = (  # of rows as ``varied`` makes them
 PLACED = 2  # the row that is looked at in other places
 LITTLE = 1e-3  # of what is given: what is less in all rows may be rounding alone, as a sum of what layer norm gives
 MOST = 1 << 24  # numbers that are taken to look at one there
+COUNTED = 0.05  # of a gradient of twice the rows: more than rounding, in any precision
+MOST_OF_MANY = 1 << 22  # numbers of as many rows; else fewer are taken
 MOST_COMPARISONS = 1 << 10  # of one call
 aten = torch.ops.aten
 
@@ -103,6 +106,7 @@ class Mixture:
         size: how far the results are apart, of the largest.
         place: it was the row's place, or how many there are, that made the difference, and not the others' numbers.
         shared: random numbers are drawn that are not those of one row.
+        counted: a parameter whose gradient is no sum over rows.
     """
 
     first: Given
@@ -111,6 +115,7 @@ class Mixture:
     size: float
     place: bool = False
     shared: bool = False
+    counted: Tensor | None = None
 
 
 def find_mixture(function: Function) -> Mixture | None:
@@ -122,7 +127,12 @@ def find_mixture(function: Function) -> Mixture | None:
     base = _Trial(function, function.given)
     if not base.has(ROWS):
         return Mixture(function.given, function.given, (0, 0), torch.inf)
-    return _find_mixture(function, base) or _find_chosen(function)
+    return (
+        _find_mixture(function, base)
+        or _find_far(function, base)
+        or _find_counted(function, base)
+        or _find_chosen(function)
+    )
 
 
 def _find_chosen(function: Function) -> Mixture | None:
@@ -143,7 +153,7 @@ def _find_chosen(function: Function) -> Mixture | None:
 
 
 def _find_mixture(function: Function, base: _Trial) -> Mixture | None:
-    whole = base.gradients(tuple(range(ROWS)))
+    whole = base.gradients(torch.ones(ROWS, dtype=torch.bool))
     for look in LOOKS:
         if function.brief and not look.brief:
             continue
@@ -161,34 +171,100 @@ def _find_mixture(function: Function, base: _Trial) -> Mixture | None:
         sizes = [base.apart(row, other, row, lost=lost) for other in trials for row in look.kept]
         if look.gradients and whole:
             lost = any(not x.isfinite().all() for x in trial.rows if x.is_floating_point())
-            sizes.append(_gradients_apart(whole, trial.gradients(look.kept), look.kept, lost=lost))
+            kept = torch.isin(torch.arange(ROWS), torch.tensor(look.kept))
+            sizes.append(_gradients_apart(whole, trial.gradients(kept), kept, lost=lost))
         if (size := max(sizes)) > function.near and base.draws_like(trial):
             return Mixture(function.given, given, (look.kept[sizes.index(size) % len(look.kept)],) * 2, size)
     return _find_shared(function) if base.draws else _find_place(function, base)
 
 
+def _find_far(function: Function, base: _Trial) -> Mixture | None:
+    """The same among more rows, of the same kinds in random order, than any number that some are taken by: about half
+    of them change places. What their whole numbers point at stays: the first ``ROWS``."""
+    size, many = max(1, sum(x.numel() for x in function.given) // ROWS), _many(function)
+    counts, bounds = [many] if many > ROWS else [], _Bounds(many)
+    for count in counts:
+        random = torch.Generator().manual_seed(count)
+        of = torch.cat([torch.arange(ROWS), torch.randint(ROWS, (count - ROWS,), generator=random)])
+        moved = ROWS + torch.randperm(count - ROWS, generator=random)[: (count - ROWS) // 2]
+        places = torch.arange(count)
+        places[moved], kept = moved.roll(1), torch.isin(places, moved, invert=True)
+        given = tuple(_parts(x)[of].flatten(0, 1) for x in function.given)
+        other = tuple(x if x.dtype is torch.bool else _parts(x, count)[places].flatten(0, 1) for x in given)
+        found = Mixture(given, other, (0, 0), torch.inf)
+        try:
+            with bounds if count == many else nullcontext(), _Indices(bounds) if count == many else nullcontext():
+                first = _Trial(function, given)
+                whole = first.gradients(torch.ones_like(kept)) if first.has(count) else []
+            second = _Trial(function, other)
+        except Exception:
+            return replace(found, second=function.given, place=True)
+        if not first.has(count) or not second.has(count):
+            return replace(found, second=function.given, place=True)
+        if first.draws_like(second):
+            if (row := _differing(first, second, torch.arange(count), kept, function.near)) is not None:
+                return replace(found, rows=(row, row), size=first.apart(row, second, row))
+            ends, some = kept[ROWS:], second.gradients(kept) if whole else []
+            apart = _gradients_apart([x[ROWS:] for x in whole], [x[ROWS:] for x in some], ends, lost=False)
+            if apart > function.near:
+                return replace(found, size=apart)
+        every = torch.ones_like(kept)
+        if not base.draws and (row := _differing(base, first, of, every, base.slack(function))) is not None:
+            rows = int(of[row]), row
+            return Mixture(function.given, given, rows, base.apart(rows[0], first, row), place=True)
+        if count == many:
+            counts += sorted(bound + many for bound in bounds.found if (bound + many) * size <= MOST)[-1:]
+    return None
+
+
+def _find_counted(function: Function, base: _Trial) -> Mixture | None:
+    """What shows that the gradient of a parameter is no sum over rows, as with ``scale_grad_by_freq``: of all rows
+    twice it is not twice as large."""
+    twice = tuple(x.repeat(2, *[1] * (x.ndim - 1)) for x in function.given)
+    if base.draws:
+        return None
+    with suppress(Exception):  # a function without gradients is refused where it trains
+        first, second = (_Trial(function, given, grad=True).of_parameters() for given in (function.given, twice))
+        for parameter, once in first.items():
+            if parameter in second and distance(2 * once, second[parameter], once, torch.tensor(LITTLE)) > COUNTED:
+                return Mixture(function.given, twice, (0, 0), torch.inf, counted=parameter)
+    return None
+
+
+def _many(function: Function) -> int:
+    """How many rows to look at: ``MANY``, fewer of wide ones, and of those that are too wide for that ``ROWS``."""
+    fit = MOST_OF_MANY * ROWS // max(1, sum(x.numel() for x in function.given))
+    return min(MANY, fit) if fit > ROWS and fit % ROWS else ROWS
+
+
 def _find_shared(function: Function) -> Mixture | None:
-    """What shows that as many random numbers are drawn for fewer rows: every chunk draws others, for all its rows."""
+    """What shows that as many random numbers are drawn for fewer rows: every chunk draws others, for all its rows. Of
+    generators beside torch's, that they are behind these where they are behind all, or that none at all draw some."""
     fewer = tuple(x[: len(x) // ROWS * FEWER] for x in function.given)
-    shapes = []
+    shapes, states = [], []
     for given in (function.given, fewer):
         with _Draws() as draws:
-            _Trial(replace(function, leaves=0), given)
+            states.append(_Trial(replace(function, leaves=0), given).draws)
         shapes.append(draws.shapes)
     same = len(shapes[0]) == len(shapes[1]) and any(x == y for x, y in zip(*shapes, strict=True))
+    if not shapes[0] and states[0]:
+        same = all(map(torch.equal, *states))
+        with suppress(Exception):  # which no rows are too few for
+            same |= bool(_Trial(replace(function, leaves=0), tuple(x[:0] for x in function.given)).draws)
     return Mixture(function.given, fewer, (0, 0), torch.inf, shared=True) if same else None
 
 
 def _find_place(function: Function, base: _Trial) -> Mixture | None:
     """The same for a row among copies of itself, alone, and among more than any number that rows are counted off by."""
-    slack = max([function.near, *(ROUNDING * torch.finfo(x.dtype).eps for x in base.rows if x.is_floating_point())])
+    slack = base.slack(function)
     one = tuple(_parts(x)[PLACED] for x in function.given)
-    counts, bounds = [ROWS, 1], _Bounds()
+    many = _many(function)
+    counts, bounds = [many, 1], _Bounds(many)
     for count in counts:
         given = tuple(x.repeat(count, *[1] * (x.ndim - 1)) for x in one)
         found = Mixture(function.given, given, (PLACED, 0), torch.inf, place=True)
         try:
-            looks = function.brief and count <= ROWS
+            looks = function.brief and count == many
             with bounds if looks else nullcontext(), _Indices(bounds) if looks else nullcontext():
                 trial = _Trial(replace(function, leaves=0), given)
         except Exception:  # as functional.batch_norm does for one row
@@ -223,23 +299,31 @@ class _Draws(Operations):
 
 
 class _Bounds(Operations):
-    """Finds numbers beyond the rows by which some are taken, as by ``h[100:]`` or ``torch.arange(len(h)) < 100``."""
+    """Finds numbers beyond the rows by which some are taken, as by ``h[100:]``, ``h.roll(100, 0)`` or
+    ``torch.arange(len(h)) < 100``."""
 
-    def __init__(self) -> None:
+    NAMES = "shifts", "dilation", "padding", "pad", "kernel_size"
+
+    def __init__(self, rows: int) -> None:
         super().__init__()
+        self._rows = rows
         self.found: set[int] = set()
 
     def add(self, size: int, numbers: Iterable[Any]) -> None:
-        """Those beyond a dimension of this size."""
+        """Those beyond a dimension of this size, and the rows."""
         whole = (abs(number) for number in numbers if isinstance(number, int))
-        self.found |= {number for number in whole if size < number < sys.maxsize}
+        self.found |= {number for number in whole if max(size, self._rows) <= number < sys.maxsize}
 
     def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
         if func in (aten.slice.Tensor, aten.split.Tensor):
             at, numbers = (given[1:2], given[2:4]) if func is aten.slice.Tensor else (given[2:3], given[1:2])
             self.add(given[0].shape[at[0] if at else 0], numbers)
-        elif func in _Holds.COMPARED and _counts(given[0]):
-            self.add(len(given[0]), given[1:2])
+        elif given and isinstance(given[0], Tensor):
+            if _counts(given[0]):
+                self.add(len(given[0]), given[1:2])
+            for argument, value in zip(func._schema.arguments, given):
+                if argument.name in self.NAMES:
+                    self.add(0, value if isinstance(value, list | tuple) else [value])
         return out
 
 
@@ -311,9 +395,9 @@ def _is_number(x: Any) -> bool:
 class _Trial:
     """One call, and gradients of what it gave."""
 
-    def __init__(self, function: Function, given: Given) -> None:
+    def __init__(self, function: Function, given: Given, *, grad: bool = False) -> None:
         self._leaves = [x.detach().requires_grad_() for x in given[: function.leaves]]
-        with torch.set_grad_enabled(function.leaves > 0):
+        with torch.set_grad_enabled(grad or function.leaves > 0):
             result = function.call((*self._leaves, *given[function.leaves :]))
         self.rows, self.draws = result.rows, result.draws
         self.little = [LITTLE * x.detach() for x in given if x.is_floating_point()]
@@ -325,6 +409,10 @@ class _Trial:
     def draws_like(self, other: _Trial) -> bool:
         """Whether both drew the same random numbers."""
         return len(self.draws) == len(other.draws) and all(map(torch.equal, self.draws, other.draws))
+
+    def slack(self, function: Function) -> float:
+        """How far a row may be from itself at another place."""
+        return max([function.near, *(ROUNDING * torch.finfo(x.dtype).eps for x in self.rows if x.is_floating_point())])
 
     def apart(self, row: int, other: _Trial, its: int, *, lost: bool = False) -> float:
         """How far a row of the results is from one of another's, of the largest number here. With ``lost`` only numbers
@@ -339,18 +427,33 @@ class _Trial:
                 return torch.inf
         return found
 
-    def gradients(self, kept: Kept) -> list[Tensor]:
-        """By the leaves, of the results of some rows; none where there are none."""
-        outs = list({id(out): out for out in self.rows if out.requires_grad}.values())
+    def _differentiable(self) -> list[Tensor]:
+        return list({id(out): out for out in self.rows if out.requires_grad}.values())
+
+    def of_parameters(self) -> dict[Tensor, Tensor]:
+        """Gradients of what is no row, of the results of all rows, which may be there several times."""
+        outs = self._differentiable()
+        own = {leaf: None for out in outs for leaf in leaves_of(out) if not any(leaf is x for x in self._leaves)}
+        if not own:
+            return {}
+        weights = [torch.cos(torch.arange(out[:ROWS].numel())).repeat(len(out) // ROWS) for out in outs]
+        shaped = [weight.view(out.shape).to(out.dtype) for weight, out in zip(weights, outs, strict=True)]
+        found = torch.autograd.grad(outs, list(own), shaped, allow_unused=True)
+        return {x: grad.to_dense() for x, grad in zip(own, found, strict=True) if grad is not None}
+
+    def gradients(self, kept: Tensor) -> list[Tensor]:
+        """By the leaves, [R, rows of one, ...], of the results of some rows, bool [R]; none where there are none."""
+        outs = self._differentiable()
         if not outs or not self._leaves:
             return []
-        only = torch.tensor([[float(row in kept)] for row in range(ROWS)])
+        count, only = len(kept), kept.float().unsqueeze(1)
         weights = [
-            (torch.cos(torch.arange(out.numel())).view(ROWS, -1) * only).view(out.shape).to(out.dtype) for out in outs
+            (torch.cos(torch.arange(out.numel())).view(count, -1) * only).view(out.shape).to(out.dtype) for out in outs
         ]
         with suppress(RuntimeError):  # a function without gradients is refused where it trains
             found = torch.autograd.grad(outs, self._leaves, weights, allow_unused=True)
-            return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(self._leaves, found, strict=True)]
+            pairs = zip(self._leaves, found, strict=True)
+            return [_parts(torch.zeros_like(x) if grad is None else grad, count) for x, grad in pairs]
         return []
 
 
@@ -370,21 +473,29 @@ def distance(x: Tensor, y: Tensor, *whole: Tensor) -> float:
     return float((x - y)[~same].abs().max()) / max(largest, 1e-300)
 
 
-def _gradients_apart(whole: Sequence[Tensor], some: Sequence[Tensor], kept: Kept, *, lost: bool) -> float:
+def _gradients_apart(whole: Sequence[Tensor], some: Sequence[Tensor], kept: Tensor, *, lost: bool) -> float:
     """How far gradients of all rows' results are, for the kept rows, from those of these rows' results alone; and how
     far the latter are from 0 for the others. What is not finite comes from 0 times infinity: in kept rows, too, where
     results of others are ``lost``, as those of 1 / x are in rows of zeros."""
     found, little = 0.0, torch.tensor(LITTLE)  # of weights up to 1
-    others = [row for row in range(ROWS) if row not in kept]
-    for x, y in zip(whole, some):
-        one, other = _parts(x), _parts(y)
-        if bool(other[others].any()):
-            rest = other[others].nan_to_num(0, 0, 0)
-            found = max(found, distance(torch.zeros_like(rest), rest, x, little))
-        one, other = one[list(kept)], other[list(kept)]
-        other = torch.where(other.isfinite(), other, one) if lost else other
-        found = max(found, distance(one, other, x, little))
+    for one, other in zip(whole, some):
+        if bool((rest := other[~kept]).any()):
+            rest = rest.nan_to_num(0, 0, 0)
+            found = max(found, distance(torch.zeros_like(rest), rest, one, little))
+        x, y = one[kept], other[kept]
+        y = torch.where(y.isfinite(), y, x) if lost else y
+        found = max(found, distance(x, y, one, little))
     return found
+
+
+def _differing(first: _Trial, second: _Trial, of: Tensor, kept: Tensor, slack: float) -> int | None:
+    """The number of a row, of the kept ones, that the second call gave something else for than the first gave for the
+    row whose number is ``of`` it."""
+    pairs = zip(first.rows, second.rows, strict=True)
+    if all(distance(x[of[kept]], y[kept], x, *first.little) <= slack for x, y in pairs):
+        return None
+    rows = kept.nonzero().view(-1).tolist()
+    return next((row for row in rows if first.apart(int(of[row]), second, row) > slack), None)
 
 
 def varied(x: Tensor) -> Tensor:
@@ -398,13 +509,13 @@ def varied(x: Tensor) -> Tensor:
     return out.view(x.shape)
 
 
-def _parts(x: Tensor) -> Tensor:
-    """[R, rows of one, ...]: what belongs to each row.
+def _parts(x: Tensor, count: int = ROWS) -> Tensor:
+    """[R, rows of one, ...]: what belongs to each of so many rows.
 
     >>> _parts(torch.arange(14))[2].tolist()
     [4, 5]
     """
-    return x.view(ROWS, len(x) // ROWS, *x.shape[1:])
+    return x.reshape(count, len(x) // count, *x.shape[1:])
 
 
 def _changed(x: Tensor, look: Look) -> Tensor:

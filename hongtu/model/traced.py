@@ -16,6 +16,7 @@ from torch import fx, nn
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import compiled_from
 from hongtu.model.asked import Asked
+from hongtu.model.checks import check_embedding
 from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
@@ -278,8 +279,7 @@ def _look_up(
             f"{title}.forward calls {place}, an Embedding, with the places of rows, which a chunk has not; take them "
             "from data.x = torch.arange(N).view(-1, 1), as x[:, 0].long(), or have features='embedding:D' learned"
         )
-    if embedding.sparse or embedding.max_norm is not None:
-        raise InputError(f"{title}: {place} has sparse=True or max_norm, and gradients are dense; make it without")
+    check_embedding(f"{title}: {place}", embedding)
     return LookUp(embedding, place, None if kinds is rows else expression(kinds, {rows: FIRST_NAME}, own)[1][0])
 
 

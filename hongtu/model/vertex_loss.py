@@ -197,6 +197,7 @@ class MeanLoss:
             )
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
                 losses = checked(title, loss(*given), count)
+            _check_holes(title, losses, *given)
             if others := [leaf for leaf in leaves_of(losses) if leaf is not given[0]]:
                 raise InputError(
                     f"{title} is computed of a parameter, too, of shape {tuple(others[0].shape)}, which gets no "
@@ -219,7 +220,9 @@ class MeanLoss:
             _, first = np.unique(labels, return_index=True)
         else:
             yes = labels[:, :MOST_CLASSES] > 0
-            first = np.unique(np.concatenate([yes.argmax(axis=0), yes.argmin(axis=0)])) if len(labels) else np.array([])
+            holes = np.isnan(labels).any(axis=1, keepdims=True)
+            found = [x for of in (yes, holes) for x in (of.argmax(axis=0), of.argmin(axis=0))] if len(labels) else []
+            first = np.unique(np.concatenate(found)) if found else np.array([])
         picked = labels[np.concatenate([first[:MOST_CLASSES], np.arange(len(labels))[:FEW]]).astype(np.int64)]
         return np.resize(picked, (max(len(picked), FEW), *labels.shape[1:])) if len(labels) else labels
 
@@ -369,6 +372,20 @@ class MeanLoss:
             raise InputError(
                 f"loss: its mask contains vertex {vertex} (and {len(bad) - 1} more) without a label; "
                 "clear the mask there, or use a callable that looks at no target"
+            )
+
+
+def _check_holes(title: str, losses: Tensor, out: Tensor, target: Tensor) -> None:
+    """Refuse losses that are nan, or have gradients that are, where targets have holes and nowhere else."""
+    holes = target.isnan().any(1) if target.ndim == 2 else target.new_zeros(len(target), dtype=torch.bool)
+    if bool(holes.any()):
+        (gradient,) = torch.autograd.grad(losses.sum(), out, retain_graph=True)
+        lost = losses.detach().isnan() | gradient.isnan().any(1)
+        if bool(lost[holes].any()) and not bool(lost[~holes].any()):
+            raise InputError(
+                f"{title} is nan, or its gradient is, where a target has holes (nan in some columns); have it replace "
+                "these before it computes with them, as target.nan_to_num(), and leave out what comes of them "
+                "(torch.where), or pass one of torch's losses, which leave them out, as torch.nn.MSELoss()"
             )
 
 

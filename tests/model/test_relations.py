@@ -174,3 +174,37 @@ def test_relations_that_are_not_there(options, message):
         hongtu.Trainer(
             problems.prepare(problem, 2, 3), GCN.build(problem), loss=hongtu.LinkLoss(decoder=DistMult(3), **options)
         )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"edge_type": KIND + 2}, "edge_type holds relations up to 6, .* has 5 rows .* at least 7 rows"),
+        ({"edge_type": KIND - 1}, "edge_type holds -1, expected relations from 0 on"),
+        (
+            {"edge_type": KIND, "val_edges": some_edges(), "val_edge_type": KIND * 2},
+            "val_edge_type holds relations up to 8, .* has 5 rows",
+        ),
+        ({"edge_type": KIND * 3, "targets": KIND}, "edge_type holds relations up to 12, .* has 5 rows"),
+    ],
+)
+def test_relations_beyond_the_decoders_are_refused(given, message):
+    link = hongtu.LinkLoss(some_edges(), decoder=DistMult(3), **given)
+    with pytest.raises(InputError, match=f"LinkLoss: {message}"):
+        training.make_trainer(GCN, problems.awkward(), (2, 3), loss=link)
+
+
+def test_relations_of_the_graph_beyond_the_decoders_are_refused():
+    problem = problems.edge_data()
+    few = nn.Parameter(torch.ones(int(problem.edge_type.max()), 3))
+
+    class Few(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.few = few
+
+        def forward(self, head, tail, relation):
+            return (head * self.few[relation] * tail).sum(1)
+
+    with pytest.raises(InputError, match=f"the graph's edge_type holds relations up to {len(few)}, .* fails: index"):
+        training.make_trainer(GCN, problem, (2, 3), loss=hongtu.LinkLoss(decoder=Few()))

@@ -297,3 +297,48 @@ def test_a_loss_of_classes_with_one_output():
         in_chunks("cross_entropy", CLASSES % 2, torch.zeros(V, 1))
     with pytest.raises(InputError, match="have one of 2 or above"):
         in_chunks(nn.BCEWithLogitsLoss(), CLASSES, torch.zeros(V, 1))
+
+
+def punctured():
+    """Numbers of which some are missing, in all rows but the first ones."""
+    labels = NUMBERS.copy()
+    labels[10:, 0] = np.where(np.arange(V - 10) % 7 == 3, np.nan, labels[10:, 0])
+    return labels
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, target: (out - target).square().mean(1),
+        lambda out, target: F.l1_loss(out, target, reduction="none").sum(1),
+        lambda out, target: torch.where(target.isnan(), 0.0, (out - target).square()).mean(1),  # its gradient is nan
+    ],
+)
+def test_losses_that_are_nan_where_targets_have_holes_are_refused(loss):
+    with pytest.raises(InputError, match=r"where a target has holes .nan in some columns.; have it replace these"):
+        in_chunks(loss, punctured(), torch.zeros(V, C), task="regression")
+
+
+def test_losses_that_leave_holes_out_are_taken():
+    whole = lambda out, y: torch.where(y.isnan(), 0.0, (out - y.nan_to_num()).square()).mean(1)  # noqa: E731
+    check(whole, punctured(), lambda out, y: whole(out, y).mean(), task="regression")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: nn.CrossEntropyLoss(weight=W.clone().requires_grad_()),
+        lambda: nn.NLLLoss(weight=nn.Parameter(W.clone())),
+        lambda: partial(F.cross_entropy, weight=W.clone().requires_grad_() * 2),
+    ],
+)
+def test_weights_of_losses_that_require_gradients_are_refused(loss):
+    with pytest.raises(InputError, match=r"has parameters, which nothing would train.*requires_grad_\(False\)"):
+        make(loss(), CLASSES)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.BCEWithLogitsLoss, nn.NLLLoss], ids=lambda k: k.__name__)
+def test_scripted_losses_are_refused(kind):
+    with pytest.raises(InputError, match=f"loss {kind.__name__}: it is scripted.*before torch.jit.script"):
+        make(torch.jit.script(kind()), CLASSES)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import hongtu
 from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.model.loss_terms import LossTerm, balanced_weights, check_alone
 from hongtu.model.named import build_layers
+from hongtu.model.random_state import seed_generators
 from tests import additions, problems
 from tests.models import SIX
 from tests.training import STRATEGIES, check
@@ -171,6 +174,75 @@ def test_losses_that_change_with_their_calls_are_refused(loss):
     problem = problems.awkward()
     with pytest.raises(InputError, match="gives something else when it is called again"):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=loss())
+
+
+def smooth(make):
+    """A loss that has what is made of rows so many places away beside it."""
+    return lambda lag: (
+        lambda out, target: functional.cross_entropy(out, target, reduction="none") + make(out, target, lag)
+    )
+
+
+@pytest.mark.parametrize("lag", [7, 10, 24, 98, 2000])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        smooth(lambda out, target, lag: (out - torch.cat([out[:lag], out[:-lag]])).square().mean(1)),
+        smooth(lambda out, target, lag: (out - out.roll(lag, 0)).square().mean(1)),
+        smooth(lambda out, target, lag: (target == target.roll(lag, 0)) * out[:, 0]),
+        smooth(lambda out, target, lag: out[:, 0] / (1 + (torch.arange(len(out)) % lag).bincount()[0])),
+        smooth(lambda out, target, lag: (out[:, 0] - out[:, 0].roll(lag, 0)).detach() * 0.1),
+    ],
+)
+def test_losses_of_rows_that_are_far_away_are_refused(loss, lag):
+    with pytest.raises(InputError, match="mixes the rows that it is given"):
+        check_alone("loss", loss(lag), torch.eye(7, 3), torch.arange(7) % 3)
+
+
+def scaled(draw):
+    return lambda out, target: functional.cross_entropy(out, target, reduction="none") * draw(out)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda out: np.random.rand(),
+        lambda out: random.random(),
+        lambda out: float(np.random.rand(1)[0]) + torch.from_numpy(np.random.rand(len(out))).to(out.dtype),
+        lambda out: random.choice([0.5, 2.0]),
+        lambda out: torch.rand(1),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_that_all_rows_of_a_loss_share_are_refused(draw, seed):
+    seed_generators(seed)
+    with pytest.raises(InputError, match="draws random numbers that are not those of one row"):
+        check_alone("loss", scaled(draw), torch.eye(7, 3), torch.arange(7) % 3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("beside", [0.0, 1.0])
+def test_permuted_rows_are_refused_whatever_is_drawn(beside, seed):
+    def mixed(out, target):
+        own = functional.cross_entropy(out, target, reduction="none")
+        return beside * own + functional.cross_entropy(out, target[torch.randperm(len(out))], reduction="none")
+
+    torch.manual_seed(seed)
+    with pytest.raises(InputError, match="mixes the rows"):
+        check_alone("loss", mixed, torch.eye(7, 3), torch.arange(7) % 3)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda out: torch.from_numpy(np.random.rand(len(out))).to(out.dtype),
+        lambda out: torch.tensor([random.random() for _ in out]),
+        lambda out: torch.from_numpy(np.random.randn(len(out))).to(out.dtype),
+        lambda out: torch.rand(len(out)) * torch.randn(len(out)),
+    ],
+)
+def test_numbers_of_each_row_of_a_loss_are_taken(draw):
+    check_alone("loss", scaled(draw), torch.eye(7, 3), torch.arange(7) % 3)
 
 
 def test_random_numbers_of_a_loss_are_no_mixing_of_vertices():

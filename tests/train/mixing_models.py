@@ -102,10 +102,52 @@ def own_rows(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
 
 def in_training(function: Callable[[Tensor], Tensor]) -> nn.Module:
     class Trains(nn.Module):
+        lag = getattr(function, "lag", 0)
+
         def forward(self, h: Tensor) -> Tensor:
             return function(h) if self.training else h
 
     return Trains()
+
+
+def drawn_lag() -> int:
+    return int(torch.randint(1, 5041, ()))
+
+
+def far(function: Callable[[Tensor, int], Tensor]) -> Callable[[], Callable[[Tensor], Tensor]]:
+    """Makes a function of rows so many rows away."""
+
+    def make() -> Callable[[Tensor], Tensor]:
+        lag = drawn_lag()
+
+        def call(h: Tensor) -> Tensor:
+            return function(h, lag)
+
+        call.lag = lag  # type: ignore[attr-defined]
+        return call
+
+    return make
+
+
+def of_far(function: Callable[[Tensor, int], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Of(far(function)())
+
+
+class FarConvolution(nn.Module):
+    """Over rows, as of a causal network of dilations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lag = drawn_lag()
+        self.inside = nn.Conv1d(F, F, 2, dilation=self.lag)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.inside(functional.pad(h.t().unsqueeze(0), (self.lag, 0))).squeeze(0).t()
+
+
+def unfolded(h: Tensor, lag: int) -> Tensor:
+    own: dict[str, Any] = {"kernel_size": (3, 1), "dilation": (lag, 1), "padding": (lag, 0)}
+    return functional.fold(functional.unfold(h.t()[None, :, :, None], **own), (len(h), 1), **own)[0, :, :, 0].t()
 
 
 ALONE: dict[str, Callable[[], Any]] = {
@@ -169,6 +211,12 @@ ALONE: dict[str, Callable[[], Any]] = {
     "rounded": lambda: lambda h: h + h.round(),
     "one code": lambda: lambda h: h.where(h.round() == 1, 2 * h),
     "rows of a code alone": lambda: Of(lambda h: h * (1 + torch.isin(h[:, :1].round(), torch.tensor([1.0, 2.0])))),
+    "dilated columns": lambda: Of(
+        lambda h, of: of(h.unsqueeze(1)).squeeze(1), nn.Conv1d(1, 1, 3, padding=3, dilation=3)
+    ),
+    "columns far away": far(lambda h, lag: h + h.roll(lag, 1)),
+    "far and back": of_far(lambda h, lag: torch.relu(h.roll(lag, 0)).roll(-lag, 0)),
+    "many pieces": of_far(lambda h, lag: torch.cat([part * 2 for part in h.split(lag)])),
     "complex": lambda: lambda h: torch.fft.rfft(h, dim=1).abs().repeat(1, 2)[:, :F],
 }
 MIXING: dict[str, Callable[[], Any]] = {
@@ -205,6 +253,19 @@ MIXING: dict[str, Callable[[], Any]] = {
     "sorted": lambda: lambda h: h.sort(0).values,
     "ranks": lambda: lambda h: h + h.argsort(0).argsort(0),
     "rolled": lambda: lambda h: h + h.roll(1, 0),
+    "rolled far": far(lambda h, lag: h + h.roll(lag, 0)),
+    "rolled back far": of_far(lambda h, lag: h - h.roll(-lag, 0)),
+    "seasonal": of_far(lambda h, lag: h - torch.cat([h[:lag], h[:-lag]])),
+    "moved far": of_far(lambda h, lag: torch.cat([h[lag:], h[:lag]])),
+    "rows before": of_far(lambda h, lag: h + h[(torch.arange(len(h)) - lag).clamp(min=0)]),
+    "rows of a period": of_far(
+        lambda h, lag: h + h.new_zeros(lag, F).index_add(0, i := torch.arange(len(h)) % lag, h)[i]
+    ),
+    "convolved far": FarConvolution,
+    "unfolded far": of_far(unfolded),
+    "pooled far": of_far(lambda h, lag: functional.max_pool1d(functional.pad(h.t(), (lag, 0)), 2, 1, dilation=lag).t()),
+    "rolled far in training": lambda: in_training(far(lambda h, lag: h + h.roll(lag, 0))()),
+    "gradients rolled far": of_far(lambda h, lag: hooked(lambda grad: grad + grad.roll(lag, 0))(h)),
     "flipped": lambda: lambda h: h.flip(0),
     "differences": lambda: Of(lambda h: torch.cat([h[:1], h.diff(dim=0)])),
     "largest rows": lambda: Of(lambda h: h * (h >= h.topk(min(2, len(h)), 0).values[-1])),
@@ -342,12 +403,13 @@ def differs(part: Any, *, unknown: bool = False) -> bool:
         if isinstance(inside, nn.Dropout | nn.Dropout1d | hnn.Dropout):
             inside.p = 0.0
     torch.manual_seed(3)
-    x = torch.randn(43, F, dtype=torch.float64)
+    count = 43 + lag_of(module)
+    x = torch.randn(count, F, dtype=torch.float64)
     x[11:30], x[30:] = x[11:30].abs(), -x[30:].abs()
     x[5] = torch.nan if unknown else x[5]
-    weight = torch.randn(43, F, dtype=torch.float64)
+    weight = torch.randn(count, F, dtype=torch.float64)
     found = []
-    for chunks in ([43], [1, 10, 19, 13]):
+    for chunks in ([count], [1, 10, 19, count - 30]):
         h = x.clone().requires_grad_()
         try:
             outs = [module(rows) for rows in h.split(chunks)]
@@ -361,6 +423,12 @@ def differs(part: Any, *, unknown: bool = False) -> bool:
                 own.backward(some, retain_graph=True)
         found.append((out.detach(), h.grad if h.grad is not None else torch.zeros_like(h)))
     return not all(torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True) for one, other in zip(*found))
+
+
+def lag_of(module: nn.Module) -> int:
+    """The number of rows between those that its parts put together, or 0."""
+    parts = [part for own in module.modules() for part in (own, getattr(own, "function", None))]
+    return max(getattr(part, "lag", 0) for part in parts)
 
 
 def chain_differs(parts: list[Any]) -> bool:

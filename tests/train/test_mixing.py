@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.nn import functional
 
 import hongtu
 from hongtu import nn as hnn
@@ -23,7 +25,8 @@ from hongtu.train.tracing import shape
 from hongtu.train.tracing.mixing import EDGES, refuse_mixing
 from hongtu.train.tracing.trace import GraphForm, trace
 from tests import problems
-from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, differs, judged
+from tests.train import mixing_models
+from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, as_module, differs, judged
 
 
 def look(layers: list[Any], features: int = F, edges: EdgeData = NO_EDGE_DATA, weights: bool = False) -> None:
@@ -54,6 +57,21 @@ def test_rows_by_their_number(rows):
     """Users before items, say: whatever the number, though the rows that are judged are fewer."""
     with pytest.raises(InputError, match="mixes the rows of its input"):
         look([hnn.GCNConv(F, F), Of(NUMBERED[rows]), hnn.GCNConv(F, CLASSES)])
+
+
+FAR = [name for name in MIXING if {"far", "seasonal", "before", "period"} & {*name.split()}]
+
+
+@pytest.mark.parametrize("name", [*FAR, "columns far away", "far and back", "many pieces"])
+@pytest.mark.parametrize("lag", [7, 24, 97, 679, 5040])
+def test_rows_that_are_far_away(name, lag, monkeypatch):
+    """Whatever number of rows lies between, those that are judged have no period."""
+    torch.manual_seed(lag)
+    mixes = name in MIXING
+    monkeypatch.setattr(mixing_models, "drawn_lag", lambda: lag)
+    part = as_module((MIXING if mixes else ALONE)[name]())
+    with pytest.raises(InputError, match="mixes the rows of its input") if mixes else nullcontext():
+        look([hnn.GCNConv(F, F), part, hnn.GCNConv(F, CLASSES)])
 
 
 @pytest.mark.parametrize("first", range(0, 40, 5))
@@ -304,6 +322,54 @@ def test_rows_that_a_module_wants_in_some_range_are_given_so() -> None:
         look([Of(lambda h, table: table((h[:, 0] * 2).long() + 2).cumsum(0), nn.Embedding(5, F)), hnn.GCNConv(F, F)])
 
 
+class Mean(torch.autograd.Function):
+    """A linear map whose weight has the mean of gradients over rows."""
+
+    @staticmethod
+    def forward(ctx, h, weight):
+        ctx.save_for_backward(h, weight)
+        return h @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        h, weight = ctx.saved_tensors
+        return grad @ weight.t(), h.t() @ grad / len(h)
+
+
+def looked_up(function):
+    """Of kinds that a row says."""
+    return Of(lambda h, table: function((h[:, 0].sigmoid() * 4).long(), table), nn.Embedding(5, F))
+
+
+COUNTED = {
+    "function": lambda: looked_up(
+        lambda kinds, table: functional.embedding(kinds, table.weight, scale_grad_by_freq=True)
+    ),
+    "bag": lambda: looked_up(
+        lambda kinds, table: functional.embedding_bag(kinds[:, None], table.weight, mode="sum", scale_grad_by_freq=True)
+    ),
+    "mean": lambda: Of(lambda h, of: Mean.apply(h, of.weight), nn.Linear(F, F)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("drops", [0.0, 0.5])
+def test_gradients_of_parameters_that_count_rows_are_refused(name, drops):
+    layers = [hnn.GCNConv(F, F), COUNTED[name](), nn.Dropout(drops), hnn.GCNConv(F, CLASSES)]
+    with pytest.raises(InputError, match="weight is no sum over rows, as of an Embedding that counts"):
+        look(layers)
+    plain = looked_up(lambda kinds, table: table(kinds))
+    look([hnn.GCNConv(F, F), plain, hnn.BatchNorm(F), hnn.GCNConv(F, CLASSES)])
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("option", [{"scale_grad_by_freq": True}, {"max_norm": 1.0}, {"sparse": True}])
+def test_embeddings_that_are_others_in_chunks_are_refused(kind, option):
+    problem, inside = problems.awkward(), Of(lambda h, table: h + table.weight[0], kind(5, F, **option))
+    with pytest.raises(InputError, match=rf"layers\[1\] \(Of\): its {kind.__name__} has.*{next(iter(option))}"):
+        hongtu.Trainer(problems.prepare(problem, 1, 1), [hnn.GCNConv(problem.width, F), inside, hnn.GCNConv(F, 3)])
+
+
 def test_models_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many plans are tried; a module is called a few dozen times."""
     looks, calls = [], []
@@ -317,5 +383,5 @@ def test_models_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Of(lambda h: calls.append(1) or h.relu())
     layers = [hnn.GCNConv(6, F), part, hnn.GCNConv(F, F), hnn.SAGEConv(F, 3)]
     hongtu.Trainer(problems.prepare(problems.awkward(), 2, 3), layers, device_memory="100KiB")
-    assert len(looks) == 1 and looks[0] <= 20
+    assert len(looks) == 1 and looks[0] <= 30
     assert network_plan.MOST_SIDES > 1  # of which there are several to try

@@ -208,12 +208,20 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
         mixture = replace(mixture, size=torch.inf)
     if mixture.size < PLAIN:
         return
+    if mixture.counted is not None:
+        names = (name for name, parameter in network.modules.named_parameters() if parameter is mixture.counted)
+        raise InputError(
+            f"{network.current} or a module before it mixes the rows of its input: the gradient of its "
+            f"{next(names, 'parameter')} is no sum over rows, as of an Embedding that counts those of a chunk "
+            "(scale_grad_by_freq=True); make it without"
+        )
     first, again, second = (
         _watched(network, part.run, given) for given in (mixture.first, mixture.first, mixture.second)
     )
     owners = _owners(part, mixture.first), _owners(part, mixture.second)
-    for row in range(ROWS):
-        if (title := _culprit(first, again, (row, row), (ROWS, ROWS), owners[:1] * 2)) is not None:
+    counts = len(mixture.first[-1]), len(mixture.second[-1])
+    for row in range(counts[0]):
+        if (title := _culprit(first, again, (row, row), counts[:1] * 2, owners[:1] * 2)) is not None:
             raise InputError(
                 f"{title} gives other numbers when it is called again with the same rows, which backward does; draw "
                 "random numbers from torch's generator, or use hongtu.nn.Dropout, and keep nothing between calls"
@@ -224,7 +232,6 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
             "torch.rand(x.size(1)) or a dropout of weights does, and every chunk would draw others; draw some for each "
             "row, as torch.rand_like(x) does"
         )
-    counts = len(mixture.first[-1]), len(mixture.second[-1])
     title = _culprit(first, second, mixture.rows, counts, owners) or f"{network.current} or a module before it"
     if mixture.place:
         raise InputError(
