@@ -18,10 +18,12 @@ from torch import Tensor, fx, nn
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.model.checks import drops
+from hongtu.model.random_state import kept_random_state
 from hongtu.model.wiring import RowFunction, TakenApart
 from hongtu.nn import Dropout
 
 BLOCK = 1 << 16  # vertices looked at a time
+EXACT = 1 << 24  # whole numbers below are themselves in float32
 Own = tuple[str, Tensor]  # a tensor of the model itself, behind its name there
 
 
@@ -55,34 +57,67 @@ class _Keeping(RowFunction):
             ) from error
 
 
-class LookUp(nn.Module):
-    """An Embedding of what the features say: kinds as numbers, which ``check_kinds`` has seen to be such.
+class Kinds(nn.Embedding):
+    """An Embedding of whole numbers that features hold as floats.
 
-    Args:
-        embedding: the model's.
-        place: its name there.
-        rows: what makes kinds of features, or None.
+    Attributes:
+        wrong: where it was called with no kind that it has, bool of the shape of each call; None: nobody asks.
     """
 
-    def __init__(self, embedding: nn.Embedding, place: str, rows: nn.Module | None) -> None:
+    wrong: list[Tensor] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[R, ..., columns]. Others than kinds come where a model is judged on rows that no graph has."""
+        if self.wrong is not None:
+            self.wrong.append((input < 0) | (input >= min(self.num_embeddings, EXACT)) | (input != input.long()))
+        return super().forward(input.detach().nan_to_num(0, 0, 0).long().remainder(self.num_embeddings))
+
+
+class LookUp(nn.Module):
+    """An Embedding of what the features say, or a module with some inside: kinds as numbers, which ``check_kinds`` has
+    seen to be such.
+
+    Args:
+        embedding: the model's, changed in place.
+        names: what its parameters and buffers are called in the model.
+        rows: what it takes of features, or None.
+    """
+
+    def __init__(self, embedding: nn.Module, names: Mapping[str, str], rows: nn.Module | None) -> None:
         super().__init__()
         self.embedding, self.rows = embedding, rows
-        self.pyg_names = {"embedding.weight": f"{place}.weight"}
-
-    def kinds(self, x: Tensor) -> Tensor:
-        """[R, ...], of features [R, F]."""
-        return x if self.rows is None else self.rows(x)
+        self.pyg_names = {f"embedding.{own}": name for own, name in names.items()}
+        for part in embeddings(embedding):
+            part.__class__ = Kinds
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, ..., columns]. Others than kinds come where a model is judged on rows that no graph has."""
-        kinds = self.kinds(x).detach().nan_to_num(0, 0, 0).long()
-        return self.embedding(kinds.remainder(self.embedding.num_embeddings))
+        """[R, ..., columns], of features [R, F]."""
+        return self.embedding(x if self.rows is None else self.rows(x))
 
-    def check(self, x: Tensor) -> int | None:
-        """The first row of features whose kinds the Embedding has not; None where there is none."""
-        kinds = self.kinds(x).reshape(len(x), -1)
-        bad = (kinds < 0) | (kinds >= self.embedding.num_embeddings) | (kinds != kinds.long())
-        return int(bad.any(dim=1).nonzero()[0]) if bool(bad.any()) else None
+    def check(self, x: Tensor) -> tuple[int, Kinds] | None:
+        """The first row of features with a kind that an Embedding has not, and that; None where there is none."""
+        first, kinds = next(self.parameters()), [part for part in self.modules() if isinstance(part, Kinds)]
+        modes = {module: module.training for module in self.modules()}
+        for part in kinds:
+            part.wrong = []
+        try:
+            with torch.no_grad(), kept_random_state():
+                self.eval()(x.to(first.device, first.dtype))
+            for part in kinds:
+                for wrong in part.wrong or ():
+                    if bool(wrong.any()):
+                        return int(wrong.reshape(len(x), -1).any(dim=1).nonzero()[0]), part
+        finally:
+            for part in kinds:
+                part.wrong = None
+            for module, mode in modes.items():
+                module.training = mode
+        return None
+
+
+def embeddings(module: nn.Module) -> list[nn.Module]:
+    """The Embeddings of a module, itself or inside."""
+    return [part for part in module.modules() if type(part) in (nn.Embedding, Kinds)]
 
 
 def check_kinds(modules: Iterable[nn.Module], sources: Sequence[tuple[int, ...]], artifact: Artifact) -> None:
@@ -99,13 +134,23 @@ def check_kinds(modules: Iterable[nn.Module], sources: Sequence[tuple[int, ...]]
             continue
         title = f"layers[{index}] ({next(iter(module.pyg_names.values()))})"
         if sources[index] != (-1,) or artifact.features is None:
+            if not isinstance(module.embedding, Kinds):  # its Embeddings may take what it makes itself
+                for part in embeddings(module):
+                    part.__class__ = nn.Embedding
+                continue
             raise InputError(f"{title}: an Embedding looks up what dense features say; it takes them first in the list")
         for first in range(0, len(artifact.features), BLOCK):
             bad = module.check(torch.from_numpy(np.array(artifact.features[first : first + BLOCK])))
+            if bad is not None and bad[1].num_embeddings > EXACT:
+                raise InputError(
+                    f"{title}: features of vertex {artifact.original_id[first + bad[0]]} are no whole number from 0 to "
+                    f"{EXACT - 1}, beyond which the float32 of an artifact rounds; number the kinds that there are, as "
+                    "torch.unique(x, return_inverse=True)[1], or look up two columns, x // 4096 and x % 4096"
+                )
             if bad is not None:
                 raise InputError(
-                    f"{title}: features of vertex {artifact.original_id[first + bad]} are no whole number from 0 to "
-                    f"{module.embedding.num_embeddings - 1}, where the Embedding looks; make it of num_embeddings="
+                    f"{title}: features of vertex {artifact.original_id[first + bad[0]]} are no whole number from 0 to "
+                    f"{bad[1].num_embeddings - 1}, where the Embedding looks; make it of num_embeddings="
                     "int(x.max()) + 1, and give it x as integers, not normalised"
                 )
 

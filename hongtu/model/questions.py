@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -146,6 +146,7 @@ class Questions:
     def __init__(self, root: nn.Module, of_edges: Iterable[str], *, of_matrix: bool) -> None:
         self.asked = Asked()
         self._root, self._of_edges, self._of_matrix = root, {*of_edges}, of_matrix
+        self._whole: tuple[str, ...] = ()  # what an Embedding takes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Questions:
         return self  # of the model that is traced
@@ -182,6 +183,10 @@ class Questions:
         answers = [tuple(map(ask, pair.values(node))) for pair in self._pairs]
         if any(first != second for first, second in answers):
             raise Unanswered(OF_ROWS)
+        if any(answer != answers[0] for answer in answers) and (kept := self._of_lists(answers)):
+            self._first, self._pairs = kept[0], kept
+            vars(self).pop("_in_other_dtype", None)
+            answers = [tuple(map(ask, pair.values(node))) for pair in kept]
         if any(answer != answers[0] for answer in answers):
             same_x = {pair.form[0] for pair in self._pairs} == {self._first.form[0]}
             raise Unanswered(OF_EDGE_ATTR if same_x else OF_COLUMNS)
@@ -191,6 +196,16 @@ class Questions:
             self.asked.columns = {pair.form[0] for pair in self._pairs}
             self.asked.edge_columns = {pair.form[1] for pair in self._pairs} if FEATURES in self._of_edges else None
         return answers[0][0]
+
+    def _of_lists(self, answers: list[Any]) -> list[_Pair]:
+        """Pairs of one answer that have a column of x, or of edge_attr, for each part of a list in the model; empty
+        where there are none. Of several lists it is the longest with which the model runs."""
+        for k in (0, 1):
+            most = max((n for pair in self._pairs if (n := pair.form[k]) in self._lists), default=None)
+            kept = [(pair, answer) for pair, answer in zip(self._pairs, answers, strict=True) if pair.form[k] == most]
+            if most is not None and all(answer == kept[0][1] for _, answer in kept):
+                return [pair for pair, _ in kept]
+        return []
 
     def _of_dtype(self, node: fx.Node, ask: Callable[[Any], Any]) -> Any:
         """What is answered in the other of two dtypes; None where the model fails in it."""
@@ -260,12 +275,23 @@ class Questions:
 
     @cached_property
     def _running(self) -> Iterator[_Pair]:
-        known = [*dict.fromkeys(_numbers_of_columns(self._root))][:MOST]
+        known = [*dict.fromkeys([*self._lists, *_numbers_of_columns(self._root)])][:MOST]
         of_edges = (None, *known) if FEATURES in self._of_edges else (None,)
         dtypes = (p.dtype for p in self._root.parameters() if p.is_floating_point())
         own = next(dtypes, torch.get_default_dtype())
-        forms = (form for form in product(known or UNKNOWN, of_edges) if self._runs(form, own))
-        return (self._pair(form, own) for form in forms)
+        forms = [*product(known or UNKNOWN, of_edges)]
+        looks_up = any(isinstance(module, nn.Embedding) for module in self._root.modules())
+        for whole in ((), ("x",), (FEATURES,), ("x", FEATURES)) if looks_up else ((),):
+            self._whole = whole
+            running = (form for form in forms if self._runs(form, own))
+            if (first := next(running, None)) is not None:
+                return (self._pair(form, own) for form in chain((first,), running))
+        return iter(())
+
+    @cached_property
+    def _lists(self) -> set[int]:
+        kinds = nn.ModuleList, nn.ParameterList
+        return {len(module) for module in self._root.modules() if isinstance(module, kinds) and len(module) > 0}
 
     def _runs(self, form: tuple[int, int | None], dtype: torch.dtype) -> bool:
         with suppress(Exception), untraced(), torch.no_grad(), kept_random_state():  # whatever a forward calls
@@ -302,6 +328,7 @@ class Questions:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Sparse", UserWarning)  # torch's, who says that they are new
                 example[MATRIX] = torch.sparse_coo_tensor(ends.flip(0), weight, (rows, rows)).to_sparse_csr()
+        example |= {name: torch.zeros_like(example[name], dtype=torch.int64) for name in self._whole}  # kinds
         return {name: value.to(self._device) for name, value in example.items()}
 
 

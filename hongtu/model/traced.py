@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +19,7 @@ from hongtu.model.asked import Asked
 from hongtu.model.checks import check_embedding
 from hongtu.model.edge_functions import EdgesLeft, refuse_edges
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
-from hongtu.model.expression import LookUp, Own, expression, is_expression, label, parts
+from hongtu.model.expression import LookUp, Own, embeddings, expression, is_expression, label, parts
 from hongtu.model.in_place import gives_rows, settle
 from hongtu.model.left_out import leave_out
 from hongtu.model.root import OF_EDGES, Root
@@ -169,9 +169,7 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
                 "artifact with features='embedding:D')"
             )
         if isinstance(called, nn.Embedding):
-            entries.append((_look_up(called, place, node, rows, own, title), (FIRST_NAME,), f"v_{node.name}"))
-            names[node] = f"v_{node.name}"
-            continue
+            _check_look_up(called, place, node, rows, own, title)
         if called is not None:
             inputs = _edge_inputs(arguments, values, edges, call)
             if pairs and names.keys() >= {*arguments.get(FEATURES, [None])}:
@@ -188,6 +186,10 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             if inputs != given or dropout is not before:
                 different = (_WHAT[name] for name in OF_EDGES if inputs.get(name) != given.get(name))
                 raise InputError(f"{call} with {next(different, 'edges')} in two forms; give each its own")
+            if modules and _looks_up(node, root, rows, own):
+                (kinds,) = node.all_input_nodes
+                made_of = None if kinds is rows else expression(kinds, {rows: FIRST_NAME}, own)[1][0]
+                taken, modules = [rows], [LookUp(modules[0], _names(modules[0], place), made_of), *modules[1:]]
         elif reads or valued or not taken:
             if reads:
                 refuse_edges(node, title)
@@ -202,7 +204,7 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
                 raise InputError(f"{title}.forward calls {label(node)} with several things that edges have; {remedy}")
             raise InputError(f"{title}.forward calls {label(node)}, no function of rows alone; write a hongtu.nn.Layer")
         elif node.target is not nn.functional.dropout and all(
-            is_expression(user) or _looks_up(user, root) for user in node.users
+            is_expression(user) or _looks_up(user, root, rows, own) for user in node.users
         ):
             continue  # a part of what its users compute, such as a size for a view
         elif not gives_rows(node):
@@ -248,39 +250,52 @@ def _pairs(graph: fx.Graph, root: nn.Module) -> set[fx.Node]:
     }
 
 
-def _looks_up(node: fx.Node, root: nn.Module) -> bool:
-    return node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), nn.Embedding)
+def _looks_up(node: fx.Node, root: nn.Module, rows: fx.Node, own: dict[fx.Node, Own]) -> bool:
+    """Whether a call is of a module with Embeddings, and of the features or functions of them alone."""
+    if node.op != "call_module" or len(node.all_input_nodes) != 1:
+        return False
+    called = root.get_submodule(str(node.target))
+    return bool(embeddings(called)) and not is_convolution(called) and _of_features(node.all_input_nodes[0], rows, own)
 
 
-def _look_up(
+def _of_features(value: fx.Node, rows: fx.Node, own: dict[fx.Node, Own]) -> bool:
+    if value is rows or not is_expression(value) or label(value) == "arange":
+        return value is rows
+    before = [other for other in value.all_input_nodes if other not in own]
+    return bool(before) and all(_of_features(other, rows, own) for other in before)
+
+
+def _before(node: fx.Node) -> Iterator[fx.Node]:
+    """What a value is made of, itself included."""
+    yield node
+    for other in node.all_input_nodes:
+        yield from _before(other)
+
+
+def _names(module: nn.Module, place: str) -> dict[str, str]:
+    return getattr(module, "pyg_names", {own: f"{place}.{own}" for own in module.state_dict()})
+
+
+def _check_look_up(
     embedding: nn.Embedding, place: str, node: fx.Node, rows: fx.Node, own: dict[fx.Node, Own], title: str
-) -> LookUp:
-    """What stands for a call of an Embedding with the features, or with functions of them.
-
-    Raises:
-        InputError: where it is called with anything else, or changes in forward.
+) -> None:
     """
-
-    made = list[str]()
-
-    def of_features(value: fx.Node) -> bool:
-        made.append(label(value))
-        before = [other for other in value.all_input_nodes if other not in own]
-        return value is rows or (is_expression(value) and bool(before) and all(map(of_features, before)))
-
+    Raises:
+        InputError: for an Embedding that is called with anything but functions of the features, or changes in forward.
+    """
     (kinds,) = node.all_input_nodes
-    if not of_features(kinds):
+    if not _of_features(kinds, rows, own):
+        if "arange" in (label(other) for other in _before(kinds)):
+            raise InputError(
+                f"{title}.forward calls {place}, an Embedding, with the places of rows, which a chunk has not; take "
+                "them from data.x = torch.arange(N).view(-1, 1), as x[:, 0].long(), or have features='embedding:D' "
+                "learned"
+            )
         raise InputError(
             f"{title}.forward calls {place}, an Embedding, with rows that a module has changed; it takes x or columns "
             "of x, kinds as whole numbers. One learned row for each vertex is features='embedding:D'"
         )
-    if "arange" in made:
-        raise InputError(
-            f"{title}.forward calls {place}, an Embedding, with the places of rows, which a chunk has not; take them "
-            "from data.x = torch.arange(N).view(-1, 1), as x[:, 0].long(), or have features='embedding:D' learned"
-        )
     check_embedding(f"{title}: {place}", embedding)
-    return LookUp(embedding, place, None if kinds is rows else expression(kinds, {rows: FIRST_NAME}, own)[1][0])
 
 
 def _edge_inputs(

@@ -100,7 +100,12 @@ def _collect(raw: RawGraph, folder: Path, *, relabel: bool) -> None:
         try:
             numbering = _numbering(raw, as_text)
             weight = _write(raw, folder, numbering, as_text)
-        except NotIntegers:
+        except NotIntegers as reason:
+            if raw.ids is not None:
+                raise InputError(
+                    f"{raw.title}: holds text where {raw.names.get('ids', 'the ids')} are integers "
+                    f"({str(reason).split('; ')[0]}); save these as text"
+                ) from None
             numbering = _numbering(raw, as_text=True)
             weight = _write(raw, folder, numbering, as_text=True)
         raw.ids = numbering.ids()
@@ -112,8 +117,6 @@ def _collect(raw: RawGraph, folder: Path, *, relabel: bool) -> None:
 def _numbering(raw: RawGraph, as_text: bool) -> Any:
     numbering = NameIds() if as_text else IntegerIds()
     if raw.ids is not None:
-        if as_text != isinstance(raw.ids, list):
-            raise InputError(f"{raw.title}: holds text where {raw.names.get('ids', 'the ids')} are integers")
         found = numbering.number(raw.ids)
         if len(numbering) < len(found):
             at = int(np.flatnonzero(found != np.arange(len(found)))[0])
@@ -131,6 +134,9 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
         for block in raw.blocks(as_text):
             assert weighted in (None, block.weight is not None)
             weighted = block.weight is not None
+            if numbering is not None and block.spelled is not None:
+                k, spelled = block.spelled
+                raise NotIntegers(f"{block.where(k)}: id {spelled!r} is not how the integer {int(spelled)} is written")
             ids = _checked(block, raw.num_vertices) if numbering is None else _numbered(block, numbering, known)
             for stream, numbers in zip((sources, destinations), ids, strict=True):
                 numbers.astype(np.int32, copy=False).tofile(stream)

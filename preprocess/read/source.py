@@ -26,6 +26,8 @@ class EdgeBlock(NamedTuple):
         weight: float [B] or None.
         relation: names of the types of edges, text [B], or None.
         where: says where the k-th edge of the block stands, such as "graph.csv: line 7".
+        spelled: the first edge with an integer that is not written as Python writes it, such as 007, and that text;
+            None where all are.
     """
 
     source: Any
@@ -33,6 +35,7 @@ class EdgeBlock(NamedTuple):
     weight: np.ndarray | None
     where: Callable[[int], str]
     relation: list[str] | None = None
+    spelled: tuple[int, str] | None = None
 
 
 class NotIntegers(InputError):

@@ -1017,17 +1017,69 @@ class LooksUp(torch.nn.Module):
         return self.conv(self.encoder(self.change(x)), edge_index)
 
 
-def test_an_encoder_of_all_columns_takes_whole_numbers():
-    """As the message says: without, torch's Embedding is given floats."""
-    problem = problems.awkward()
+def looked_up_in_forward(self, x, edge_index):
+    h = 0
+    for k in range(x.shape[1]):
+        h += self.encoder.kinds[k](x[:, k])
+    return self.conv(h, edge_index)
+
+
+ENCODERS = {
+    "module": None, "long": lambda self, x, e: self.conv(self.encoder(x.long()), e), "loop": looked_up_in_forward,
+    "columns": lambda self, x, e: self.conv(self.encoder(x[:, -2:]), e),
+    "zip": lambda self, x, e: self.conv(sum(f(x[:, k]) for k, f in zip(range(x.size(1)), self.encoder.kinds)), e),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ENCODERS)
+def test_encoders_of_columns_take_whole_numbers(how):
+    """As OGB's, in a module or in forward: each Embedding is given integers, all of which are seen to be there."""
+    problem, forward = problems.awkward(), ENCODERS[how] or LooksUp.forward
     x = torch.randint(5, (problem.num_vertices, 2))
+    model = type("OfColumns", (LooksUp,), {"forward": forward})(lambda x: x).double()
     graph = problems.prepare(replace(problem, features=x.numpy().astype(np.float32)), 2, 3)
-    with pytest.raises(InputError, match=r"\(Kinds\) failed .*; whole numbers are stored as floats; look up x\.long"):
-        hongtu.Trainer(graph, hongtu.from_pyg(LooksUp(lambda x: x)))
-    model = LooksUp(lambda x: x.long())
-    found = hongtu.Trainer(graph, hongtu.from_pyg(model)).predict()
-    expected = model(x, torch.from_numpy(problem.edges))
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
+    found = hongtu.Trainer(graph, hongtu.from_pyg(model), dtype=torch.float64)
+    torch.testing.assert_close(found.predict(), model(x, torch.from_numpy(problem.edges)).detach())
+    loss = torch.nn.functional.cross_entropy(
+        model(x, torch.from_numpy(problem.edges))[problem.masks["train"]],
+        torch.from_numpy(problem.labels)[problem.masks["train"]],
+    )
+    assert found.train_epoch().loss == pytest.approx(float(loss.detach()), rel=1e-9)
+    for spoil in (7,) if how == "long" else (7, 0.5):  # long() cuts off
+        x = x.float()
+        x[11, 0] = spoil
+        graph = problems.prepare(replace(problem, features=x.numpy()), 2, 3)
+        with pytest.raises(InputError, match="features of vertex 11 are no whole number from 0 to 6"):
+            hongtu.Trainer(graph, hongtu.from_pyg(model))
+    graph = problems.prepare(replace(problem, features=np.zeros((problem.num_vertices, 1), np.float32)), 2, 3)
+    if how in ("loop", "zip"):
+        with pytest.raises(InputError, match="columns of x, which was 2 when from_pyg traced it, and is 1"):
+            hongtu.Trainer(graph, hongtu.from_pyg(model))
+
+
+def test_kinds_that_float32_rounds_are_told(monkeypatch):
+    monkeypatch.setattr("hongtu.model.expression.EXACT", 4)
+    problem = kinds_of("one column")
+    problem.features[:] = 3
+    problem.features[11] = 4
+    with pytest.raises(InputError, match="vertex 11 are no whole number from 0 to 3, beyond which the float32 of an"):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(Whole()))
+
+
+class LinearOfEachColumn(torch.nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.lins, self.conv = torch.nn.ModuleList([torch.nn.Linear(1, 2) for _ in range(columns)]), pyg.GCNConv(2, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(sum(self.lins[k](x[:, k : k + 1]) for k in range(x.size(1))), edge_index)
+
+
+def test_a_linear_of_each_column():
+    problem = problems.awkward()
+    model, x = LinearOfEachColumn(problem.width).double(), torch.from_numpy(problem.features).double()
+    found = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model), dtype=torch.float64).predict()
+    torch.testing.assert_close(found, model(x, torch.from_numpy(problem.edges)).detach())
 
 
 class Chebyshev(torch.nn.Module):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 
+import numpy as np
 import pytest
 
+from hongtu.config import PreprocessConfig
 from hongtu.errors import InputError
+from hongtu.preprocess.read.open import read_input
 from tests.preprocess.test_text import read
 
 WEIGHTED = ("source", "destination", "weight")
@@ -145,3 +149,65 @@ def test_ids_that_all_start_as_comments(sign, tmp_path):
         read(tmp_path, "e.txt", content)
     edges = [(f"{sign}a", f"{sign}b"), (f"{sign}b", f"{sign}c"), (f"{sign}c", f"{sign}a")]
     assert read(tmp_path, "e.txt", content, relabel=True) == edges
+
+
+@pytest.mark.parametrize("name", ["e.csv", "e.txt", "e.tsv.gz"])
+@pytest.mark.parametrize("ids", [("01001", "1001"), ("+5", "5"), ("-0", "0"), ("7", "007")])
+def test_integers_of_other_spelling_are_names(ids, name, tmp_path):
+    """Zip codes, CAS numbers and the like: two texts are two vertices, in any block and beside weights."""
+    between = "," if name == "e.csv" else "\t"
+    edges = [ids, (ids[1], "2"), ("2", ids[0])]
+    content = "".join(between.join(edge) + "\n" for edge in edges).encode()
+    assert read(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content, relabel=True) == edges
+    weighted = "source,destination,weight\n3,4,0.5\n" + "".join(f"{s},{d},07\n" for s, d in edges)
+    assert read(tmp_path, "w.csv", weighted, relabel=True) == [("3", "4", 0.5), *((*edge, 7) for edge in edges)]
+    assert read(tmp_path, "w.csv", "source,destination,weight\n3,4,00.5\n", relabel=True) == [(3, 4, 0.5)]
+
+
+def test_ids_of_rows_that_are_integers_where_the_edges_have_zeros_before_them(tmp_path):
+    (tmp_path / "edges.csv").write_text("01001,2\n2,1001\n")
+    np.save(tmp_path / "features.npy", np.zeros((2, 1), np.float32))
+    config = PreprocessConfig(relabel=True, labels="random:2", random_split=(0.5, 0.2, 0.3), partitions=1, chunks=1)
+    np.save(tmp_path / "ids.npy", [1001, 2])
+    with pytest.raises(InputError, match=r"ids.npy are integers \(.*line 1: id '01001' is not how the integer 1001"):
+        read_input(tmp_path, config, tmp_path)
+    np.save(tmp_path / "ids.npy", ["01001", "2", "1001"])
+    np.save(tmp_path / "features.npy", np.zeros((3, 1), np.float32))
+    assert np.array(read_input(tmp_path, config, tmp_path).edges).tolist() == [[0, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("between", [",", "\t"])
+@pytest.mark.parametrize("columns", [(), ("w",)])
+@pytest.mark.parametrize("index", ["", "Unnamed: 0", None])
+@pytest.mark.parametrize("names", [("0", "1"), ("foo", "bar"), ("V1", "V2")])
+def test_the_headers_that_pandas_and_r_write(names, index, columns, between, tmp_path, capsys):
+    """Beside numbers of rows or not, over integers and text: read as names, or a message has what reads them so."""
+    names = (*names, *(("2",) if names == ("0", "1") else columns) * len(columns))
+    for ids in (("5", "6"), ("x", "y")):
+        rows = [(*ids, "0.5"), (*ids[::-1], "0.25")]
+        lines = [[*([] if index is None else [index]), *names]]
+        lines += [[*([] if index is None else [str(k)]), *row[: len(names)]] for k, row in enumerate(rows)]
+        content = "".join(between.join(line) + "\n" for line in lines)
+        name, given = ("e.csv" if between == "," else "e.tsv"), {"relabel": True}
+        try:
+            read(tmp_path, name, content, **given)
+            said = capsys.readouterr().err
+        except InputError as error:
+            said = str(error)
+        if advice := re.search(
+            r"pass --columns ((?:0|foo|V1),\S+?)(?:;| where|$)|as --columns (\S+)", said, re.MULTILINE
+        ):
+            given["columns"] = tuple((advice[1] or advice[2]).split(","))
+        numbers = ids[0] == "5"
+        expected = [tuple(int(end) if numbers else end for end in row[:2]) for row in rows]
+        assert [edge[:2] for edge in read(tmp_path, name, content, **given)] == expected
+
+
+@pytest.mark.parametrize("content", [" 0 1\n0 5 6\n1 6 7\n", '"V1" "V2"\n"1" 5 6\n"2" 6 7\n', "a b\n0 x y\n1 y x\n"])
+def test_numbers_of_rows_without_a_name_are_told(content, tmp_path):
+    with pytest.raises(
+        InputError, match=r"and so has the first line alone; .* \(of pandas index=False, of R row.names"
+    ):
+        read(tmp_path, "e.txt", content, relabel=True)
+    mended = "".join(line.split(" ", 1)[1] + "\n" for line in content.splitlines()[1:])
+    assert len(read(tmp_path, "e.txt", mended, relabel=True)) == 2

@@ -95,7 +95,7 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
         remedy = (
             'name what it takes beside rows in a header, as (module, "x, x0 -> x")'
             if "required positional argument" in text
-            else "whole numbers are stored as floats; look up x.long()"
+            else "whole numbers are stored as floats; look up x.long(), or edge_attr.long()"
             if "'indices' to have one of the following scalar types: Long" in text
             else "it must take any number of rows, keep them in the first dimension, and its input width must be that "
             f"of the output before it{'; an edge_dim must be the columns of edges' if of_edges else ''}"

@@ -29,6 +29,7 @@ WEIGHT = re.compile(
 LETTERS = {"r": ("h", "head"), "p": ("s", "subject")}  # only beside such a source: r may be a correlation
 PAIRED = (("h", "t"), ("s", "o"), ("s", "t"))  # as h, r, t and s, p, o
 FIRST_OF_TWO = "uix1a"  # last letters of names that come in pairs: u and v, node_1 and node_2
+INDEX = ("", "Unnamed: 0")  # what pandas and R call a column with the number of each row
 WHAT = re.compile(r"(?:id|idx|index|node|vertex|entity|user|paper|name|key|label|uri)$|^(?:id|node|vertex|entity)")
 
 
@@ -41,8 +42,8 @@ def find_ends(words: list[str]) -> tuple[int, int] | None:
     plain = [_plain_name(word) for word in words]
     for sources, destinations in ENDS:
         found = [[at for at, name in enumerate(plain) if name in names] for names in (sources, destinations)]
-        if len(found[0]) == len(found[1]) == 1 and (found[0] < found[1] or "head" not in sources):
-            return found[0][0], found[1][0]  # an arc may also go from "tail" to "head"
+        if len(found[0]) == len(found[1]) == 1:
+            return found[0][0], found[1][0]
     return None
 
 
@@ -86,11 +87,18 @@ def say_third(path: Path, names: Sequence[str], *, typed: bool) -> list[str]:
 
 
 def say_unread(path: Path, words: Sequence[str], read: Sequence[str]) -> list[str]:
-    """A note on the first column of types that is not read, and without weights on the first that may hold some."""
+    """Notes on the first column of types that is not read, without weights on the first that may hold some, and without
+    types on a tail before its head: of an arc the tail may be the source."""
     others = [word for word in words if word not in read]
     kinds = [word for word in others if is_relation([*read[:2], word])]
     weights = [word for word in others if is_weight(word) and word not in kinds] if len(read) < 3 else []
-    return [
+    ends, said = [_plain_name(word) for word in read[:2]], []
+    if ends == ["head", "tail"] and words.index(read[0]) > words.index(read[1]) and not kinds:
+        said.append(
+            f"{path}: column {read[0]!r} is read as the source and {read[1]!r} as the destination, as of triples; "
+            f"where edges go from tail to head pass --columns {','.join((read[1], read[0], *read[2:]))}"
+        )
+    return said + [
         f"{path}: column {found[0]!r} is not read; --columns {','.join((*read[:2], found[0]))} takes it as {what}"
         for found, what in ((kinds, "the type of each edge"), (weights, "weights"))
         if found
@@ -105,14 +113,27 @@ def _plain_name(word: str) -> str:
 
 
 def find_paired_ends(words: list[str]) -> tuple[int, int] | None:
-    """As :func:`find_ends`, of names that may be vertices' own: "u" and "v", "node_1" and "node_2"."""
+    """As :func:`find_ends`, of names that may be vertices' own: "u" and "v", "node_1" and "node_2"; and of any two
+    beside numbers of rows."""
     plain = [re.sub(r"[^a-z0-9]", "", word.lower()) for word in words]
     for at, name in enumerate(plain):
         other = name[:-1] + chr(ord(name[-1]) + 1) if name else ""
-        if other and name[-1] in FIRST_OF_TWO and plain.count(name) == plain.count(other) == 1:
+        counted = name == "1" and "0" in plain  # as pandas names columns
+        if other and not counted and name[-1] in FIRST_OF_TWO and plain.count(name) == plain.count(other) == 1:
             return at, plain.index(other)
     found = [(plain.index(a), plain.index(b)) for a, b in PAIRED if plain.count(a) == plain.count(b) == 1]
+    found += [(1, 2)] * (len(words) == 3 and words[0] in INDEX)
     return found[0] if found else None
+
+
+def suggest_ends(words: list[str]) -> list[str]:
+    """Two columns that may be the ends of an edge, by what their names do not say.
+
+    >>> suggest_ends(["", "weight", "a", "type", "b"])
+    ['a', 'b']
+    """
+    others = [word for word in words if word not in INDEX and not is_weight(word) and not is_relation(["", "", word])]
+    return (others if len(others) > 1 else words)[:2]
 
 
 def position(path: Path, found: Sequence[str], name: str) -> int:

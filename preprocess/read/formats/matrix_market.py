@@ -108,7 +108,7 @@ def _whole(blocks: Iterator[EdgeBlock]) -> Iterator[EdgeBlock]:
 def _blocks(path: Path, header: MatrixHeader, weighted: bool) -> Iterator[EdgeBlock]:
     factor = SYMMETRIES[header.symmetry]
     for block in _entries(path, header):
-        source, destination, weight, where, _ = block._replace(weight=block.weight if weighted else None)
+        source, destination, weight, where = block._replace(weight=block.weight if weighted else None)[:4]
         if factor:
             beside = np.flatnonzero(source != destination)
             if factor < 0 and len(beside) < len(source):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.text_layout import Columns, find_columns, starts_as_comments
+from hongtu.preprocess.read.formats.text_layout import Columns, find_columns, is_counted, starts_as_comments
 from hongtu.preprocess.read.formats.text_lines import (
     DECIMALS,
     DELIMITERS,
@@ -28,7 +28,7 @@ from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
 COMMENT = (b"#", b"%", b"//")
 WIDTH = 32  # characters that a number may have
-NEWLINE, SPACE, TAB, QUOTE, HASH, PERCENT, UNDERSCORE = map(ord, '\n \t"#%_')
+NEWLINE, SPACE, TAB, QUOTE, HASH, PERCENT, UNDERSCORE, PLUS, MINUS, ZERO = map(ord, '\n \t"#%_+-0')
 COLUMNS, EMPTY, QUOTED = 1, 2, 3  # what may be wrong with a line
 
 
@@ -87,7 +87,10 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
                 first_edge = where(0), int(source[0]), float(last[0])
             others += len(source)
             most = max(most, *(int(ends[begins:].max(initial=-1)) for ends in (source, destination)))
-        yield EdgeBlock(source, destination, weight, where, _names(text, third[0], third[1], where) if typed else None)
+        relation = _names(text, third[0], third[1], where) if typed else None
+        yield EdgeBlock(
+            source, destination, weight, where, relation, None if as_text else _spelled(text, spans[:2], where)
+        )
     if comments and first_edge is None and not (as_text or columns.header) and starts_as_comments(path):
         raise NotIntegers(
             f"{path}: all its lines start with # or % and are taken for comments; pass --relabel where ids start so"
@@ -115,6 +118,11 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes, *, names: b
         return f"{expected}, and what is behind them is empty; leave out {chr(columns.delimiter)!r} at the end of lines"
     if any(word.startswith(COMMENT) for word in row[columns.width :]):
         return f"{expected}; leave out comments at the end of lines"
+    if len(columns.widths) > 2 and {*columns.widths[1:]} == {found} == {columns.widths[0] + 1}:
+        return (
+            f"{expected}, and so has the first line alone; where that names the columns and others start with the "
+            "number of a row, write it without these numbers (of pandas index=False, of R row.names=FALSE)"
+        )
     if columns.header or found < columns.width or 2 * columns.widths.count(columns.width) > len(columns.widths):
         return f"{expected}; mend the line"
     if row[2][:1] == b"{":
@@ -138,6 +146,8 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes, *, names: b
     if weighed or ends:
         first = "pass --columns source,destination,weight where the third is a weight, " if weighed else "pass "
         more = f"{first}--columns source,destination to ignore what follows the ends, or {more}"
+    if is_counted([word.decode(errors="replace") for word in row]):
+        more = f"pass --columns {','.join(map(bytes.decode, row[:3]))} where it names the columns, else {more}"
     if names and not any(map(is_number, row)):  # it may name the columns
         more = f"pass --relabel to read names as they are, and where this line is an edge {more}"
     return f"{expected}; {more}"
@@ -152,6 +162,18 @@ def _names(text: np.ndarray, start: np.ndarray, end: np.ndarray, where: Callable
             shown = data[a:b].decode(errors="replace")[:40]
             raise InputError(f"{where(len(names))}: id {shown!r} is not UTF-8; convert the file") from None
     return names
+
+
+def _spelled(text: np.ndarray, spans: np.ndarray, where: Callable[[int], str]) -> tuple[int, str] | None:
+    """The first edge with an integer after zeros or a plus, and its text."""
+    start, end = spans[:, 0], spans[:, 1]
+    sign = (text[start] == PLUS) | (text[start] == MINUS)
+    odd = (text[start] == PLUS) | ((text[start + sign] == ZERO) & (end - start > 1))
+    if not odd.any():
+        return None
+    k = int(odd.any(axis=0).argmax())
+    at = int(odd[:, k].argmax())
+    return k, _names(text, start[at, k : k + 1], end[at, k : k + 1], where)[0]
 
 
 def _numbers(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats.column_names import (
+    INDEX,
     STANDARD,
     find_ends,
     find_paired_ends,
@@ -18,6 +19,7 @@ from hongtu.preprocess.read.formats.column_names import (
     position,
     say_third,
     say_unread,
+    suggest_ends,
 )
 from hongtu.preprocess.read.formats.text_lines import (
     NUMBER,
@@ -131,6 +133,11 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     elif len(words) > 1 and _is_header(head, ends or (0, 1), sure=sure is not None):
         return _named_columns(head, words, ends, sure=sure is not None, names=names)
     said = [f"{path}: of {len(words)} columns the first {count} are read"] if names and len(words) > count else []
+    if names is None and head.delimiter and is_counted(words) and len(head.rows) > 1:
+        said.append(
+            f"{path}: line {head.number}: {','.join(words)!r} is read as an edge, and would be the names that pandas "
+            f"gives to columns as well; if it is that, pass --columns {','.join(words)}"
+        )
     return _columns(head, (0, 1), 2 if count == 3 else -1, -1 if names else 2, header=False, said=said)
 
 
@@ -187,7 +194,7 @@ def _named_columns(
         raise InputError(
             f"{head.path}: line {head.number}: {len(words)} columns, of which none is named source and none "
             f"destination, found {', '.join(words)[:200]}; name both with --columns, such as --columns "
-            f"{words[0]},{words[1]}"
+            f"{','.join(suggest_ends(words))}"
         )
     if not sure and (head.as_text or ends is None):
         said.append(
@@ -224,6 +231,8 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
         InputError: when it may be an edge as well.
     """
     first, others = head.rows[0], head.rows[1:]
+    if len(first) > 2 and first[0].decode(errors="replace") in INDEX and others and others[0][0]:
+        return True
     words = [first[end] for end in ends]
     if not head.as_text:
         below = [word for end in ends for row in others[:1] for word in row[end : end + 1]]
@@ -248,9 +257,14 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
 
 
 def _is_counted(first: list[bytes], others: list[list[bytes]], ends: tuple[int, int]) -> bool:
-    """Whether a first line is 0, 1, ..., as pandas names columns, and no end of an edge below is a number."""
+    """Whether a first line is 0, 1, ..., and no end of an edge below is a number."""
     below = (word for row in others for end in ends for word in row[end : end + 1])
-    return first == [b"%d" % k for k in range(len(first))] and not any(map(is_number, below))
+    return is_counted([word.decode(errors="replace") for word in first]) and not any(map(is_number, below))
+
+
+def is_counted(words: list[str]) -> bool:
+    """Whether words are 0, 1, ..., as pandas names columns."""
+    return words == [str(k) for k in range(len(words))]
 
 
 def starts_as_comments(path: Path) -> bool:
