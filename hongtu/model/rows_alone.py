@@ -7,17 +7,16 @@ same at the same place, are compared to the bit; where shapes or places differ, 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from hongtu.kernels.torch_private import Operations, leaves_of
+from hongtu.kernels.torch_private import leaves_of
+from hongtu.model.row_operations import Bounds, Draws, Flips, Holds, Indices
 
 Given = tuple[Tensor, ...]
 Kept = tuple[int, ...]
@@ -57,7 +56,6 @@ MOST = 1 << 24  # numbers that are taken to look at one there
 COUNTED = 0.05  # of a gradient of twice the rows: more than rounding, in any precision
 MOST_OF_MANY = 1 << 22  # numbers of as many rows; else fewer are taken
 MOST_COMPARISONS = 1 << 10  # of one call
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def find_mixture(function: Function) -> Mixture | None:
 def _find_chosen(function: Function) -> Mixture | None:
     """The same where every comparison of numbers holds, so that rows are chosen which have a value that none here has,
     as those with a flag; None where no comparison fails."""
-    holding = _Holds(function.codes)
+    holding = Holds(function.codes)
 
     def call(given: Given) -> Result:
         holding.left = MOST_COMPARISONS
@@ -160,7 +158,7 @@ def _find_mixture(function: Function, base: _Trial) -> Mixture | None:
         if look not in function.others:
             function.others[look] = tuple(_changed(x, look) for x in function.given)
         given = function.others[look]
-        flips = _Flips()
+        flips = Flips()
         try:
             with flips if look.others == UNKNOWN else nullcontext():
                 trial = _Trial(function, given)
@@ -182,7 +180,7 @@ def _find_far(function: Function, base: _Trial) -> Mixture | None:
     """The same among more rows, of the same kinds in random order, than any number that some are taken by: about half
     of them change places. What their whole numbers point at stays: the first ``ROWS``."""
     size, many = max(1, sum(x.numel() for x in function.given) // ROWS), _many(function)
-    counts, bounds = [many] if many > ROWS else [], _Bounds(many)
+    counts, bounds = [many] if many > ROWS else [], Bounds(many)
     for count in counts:
         random = torch.Generator().manual_seed(count)
         of = torch.cat([torch.arange(ROWS), torch.randint(ROWS, (count - ROWS,), generator=random)])
@@ -193,7 +191,7 @@ def _find_far(function: Function, base: _Trial) -> Mixture | None:
         other = tuple(x if x.dtype is torch.bool else _parts(x, count)[places].flatten(0, 1) for x in given)
         found = Mixture(given, other, (0, 0), torch.inf)
         try:
-            with bounds if count == many else nullcontext(), _Indices(bounds) if count == many else nullcontext():
+            with bounds if count == many else nullcontext(), Indices(bounds) if count == many else nullcontext():
                 first = _Trial(function, given)
                 whole = first.gradients(torch.ones_like(kept)) if first.has(count) else []
             second = _Trial(function, other)
@@ -243,7 +241,7 @@ def _find_shared(function: Function) -> Mixture | None:
     fewer = tuple(x[: len(x) // ROWS * FEWER] for x in function.given)
     shapes, states = [], []
     for given in (function.given, fewer):
-        with _Draws() as draws:
+        with Draws() as draws:
             states.append(_Trial(replace(function, leaves=0), given).draws)
         shapes.append(draws.shapes)
     same = len(shapes[0]) == len(shapes[1]) and any(x == y for x, y in zip(*shapes, strict=True))
@@ -259,13 +257,13 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
     slack = base.slack(function)
     one = tuple(_parts(x)[PLACED] for x in function.given)
     many = _many(function)
-    counts, bounds = [many, 1], _Bounds(many)
+    counts, bounds = [many, 1], Bounds(many)
     for count in counts:
         given = tuple(x.repeat(count, *[1] * (x.ndim - 1)) for x in one)
         found = Mixture(function.given, given, (PLACED, 0), torch.inf, place=True)
         try:
             looks = function.brief and count == many
-            with bounds if looks else nullcontext(), _Indices(bounds) if looks else nullcontext():
+            with bounds if looks else nullcontext(), Indices(bounds) if looks else nullcontext():
                 trial = _Trial(replace(function, leaves=0), given)
         except Exception:  # as functional.batch_norm does for one row
             return found
@@ -282,114 +280,6 @@ def _find_place(function: Function, base: _Trial) -> Mixture | None:
                 return found
             counts += sorted(bound + 2 for bound in bounds.found)
     return None
-
-
-class _Draws(Operations):
-    """Finds the shapes of random numbers, in the order that they are drawn in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[torch.Size] = []
-
-    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            drawn = out[-1] if isinstance(out, tuple) else out
-            self.shapes.append(getattr(drawn, "shape", torch.Size()))
-        return out
-
-
-class _Bounds(Operations):
-    """Finds numbers beyond the rows by which some are taken, as by ``h[100:]``, ``h.roll(100, 0)`` or
-    ``torch.arange(len(h)) < 100``."""
-
-    NAMES = "shifts", "dilation", "padding", "pad", "kernel_size"
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self._rows = rows
-        self.found: set[int] = set()
-
-    def add(self, size: int, numbers: Iterable[Any]) -> None:
-        """Those beyond a dimension of this size, and the rows."""
-        whole = (abs(number) for number in numbers if isinstance(number, int))
-        self.found |= {number for number in whole if max(size, self._rows) <= number < sys.maxsize}
-
-    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
-        if func in (aten.slice.Tensor, aten.split.Tensor):
-            at, numbers = (given[1:2], given[2:4]) if func is aten.slice.Tensor else (given[2:3], given[1:2])
-            self.add(given[0].shape[at[0] if at else 0], numbers)
-        elif given and isinstance(given[0], Tensor):
-            if _counts(given[0]):
-                self.add(len(given[0]), given[1:2])
-            for argument, value in zip(func._schema.arguments, given):
-                if argument.name in self.NAMES:
-                    self.add(0, value if isinstance(value, list | tuple) else [value])
-        return out
-
-
-class _Indices(TorchFunctionMode):
-    """Finds those of ``h[:100] = 0``, which torch takes for all of fewer rows."""
-
-    def __init__(self, bounds: _Bounds) -> None:
-        super().__init__()
-        self._bounds = bounds
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in (Tensor.__getitem__, Tensor.__setitem__):
-            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-            if isinstance(first, slice) and args[0].ndim:
-                self._bounds.add(len(args[0]), (first.start, first.stop))
-        return func(*args, **(kwargs or {}))
-
-
-class _Flips(Operations):
-    """Has comparisons with what is no number hold, which fail without: a threshold of other rows is seen in one of
-    both, in rows of any size."""
-
-    COMPARED = tuple(
-        getattr(getattr(aten, name), of) for name in ("gt", "ge", "lt", "le") for of in ("Tensor", "Scalar")
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
-        if func in self.COMPARED:
-            for x in given[:2]:
-                if _is_number(x) and bool((unknown := x.isnan()).any()):
-                    out, self.found = out | unknown, True
-        return out
-
-
-class _Holds(Operations):
-    """Has every comparison of a number for each row, or several, hold."""
-
-    COMPARED = (*_Flips.COMPARED, *(getattr(aten.eq, of) for of in ("Tensor", "Scalar")),
-                aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)  # fmt: skip
-
-    def __init__(self, codes: bool) -> None:
-        super().__init__()
-        self.found, self.left, self._codes = False, 0, codes
-
-    def see(self, func: Any, given: tuple[Any, ...], out: Any) -> Any:
-        if func in self.COMPARED and out.ndim and (self._codes or any(map(_is_number, given[:2]))) and not out.all():
-            self.left -= 1
-            if self.left < 0:  # a loop until none is left
-                raise RecursionError
-            out, self.found = torch.ones_like(out), True
-        return out
-
-
-def _counts(x: Tensor) -> bool:
-    """Whether these whole numbers, of copies of one row, are not the row's own: that would be the same in all."""
-    return x.ndim > 0 and not x.is_floating_point() and bool((x != x[:1]).any())
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 class _Trial:
