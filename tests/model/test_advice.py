@@ -304,14 +304,16 @@ OF_ALL = {
 
 
 @pytest.mark.parametrize("of", ["x", "edge_attr"])
-@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize("name", [*OF_ALL, "of whole numbers"])
 def test_what_is_made_of_all_rows_is_made_beforehand(name, of):
-    data, change = graph(edge_attr=(64 * numbers(E, 2)).round() / 64), OF_ALL[name]
-    line = rf"is made once before hongtu.preprocess_graph, as (data.{of} = .*), and left out of forward"
+    data, change = graph(edge_attr=(64 * numbers(E, 2)).round() / 64), OF_ALL.get(name, OF_ALL["standardised"])
+    line = rf"is made once before hongtu.preprocess_graph, as (rows = data.{of}.*), and left out of forward"
     with pytest.raises(InputError, match=line) as refused:
         hongtu.Trainer(prepare(data), hongtu.from_pyg(OfAll(change, of == "edge_attr")))
     beforehand = data.clone()
-    if name == "standardised":
+    if name == "of whole numbers":
+        beforehand[of] = (64 * data[of]).long()
+    if name in ("standardised", "of whole numbers"):
         exec(re.search(line, str(refused.value))[1], {"data": beforehand})
     else:
         beforehand[of] = change(data[of])

@@ -261,7 +261,7 @@ def _remedy(network: Network, part: _Part, title: str) -> str:
             "a module between layers, and what a layer does to rows and edges, must treat each alone; only the "
             f"in-edges of one destination may be put together, as TransformerConv does; {of_all}"
         )
-    once = f"data{name} = (data{name} - data{name}.mean(0)) / data{name}.std(0)"
+    once = f"rows = data{name}.double(); data{name} = (rows - rows.mean(0)) / rows.std(0)"
     return (
         f"what is made of {rows} at once is made once before hongtu.preprocess_graph, as {once}, and left out of "
         f"forward; {otherwise}"
