@@ -175,7 +175,6 @@ class Watch:
         self._files = [os.open(file, os.O_RDONLY) for file in sorted(artifact.glob("*.npy"))]
         for file in self._files:  # what is there of another process
             drop_file_pages(file, written=True)
-        self._spilled: int | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -186,7 +185,7 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
-        for file in (*self._files, *(() if self._spilled is None else (self._spilled,))):
+        for file in self._files:
             os.close(file)
 
     def _run(self) -> None:
@@ -197,24 +196,27 @@ class Watch:
 
     def _look(self) -> dict[str, int]:
         status = Path(f"/proc/{self._process}/status")
-        self._spilled = self._find_spilled() if self._spilled is None else self._spilled
         return {
             "anonymous": proc_bytes(status, "RssAnon") or 0,
             "shared": proc_bytes(status, "RssShmem") or 0,
             "artifact": sum(map(cached_bytes, self._files)),
-            "spilled": 0 if self._spilled is None else cached_bytes(self._spilled),
+            "spilled": self._spilled_bytes(),
         }
 
-    def _find_spilled(self) -> int | None:
-        """The file without a name that the process has open in the directory."""
+    def _spilled_bytes(self) -> int:
+        """Of the file without a name that the process has open in the directory, which takes space while it is open."""
         try:
             for file in Path(f"/proc/{self._process}/fd").iterdir():
                 target = os.readlink(file)
                 if target.startswith(f"{self._spill.resolve()}/") and target.endswith(" (deleted)"):
-                    return os.open(file, os.O_RDONLY)
+                    spilled = os.open(file, os.O_RDONLY)
+                    try:
+                        return cached_bytes(spilled)
+                    finally:
+                        os.close(spilled)
         except OSError:  # the process is gone
             pass
-        return None
+        return 0
 
 
 def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
