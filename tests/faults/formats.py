@@ -129,12 +129,12 @@ def _text_edges(content: bytes, ending: str, names: tuple[str, ...] | None = Non
 
 
 def _text_names(content: bytes, ending: str) -> Any:
+    """All are names where one is no integer, or is not written as one is."""
     for as_text in (False, True):
         rows, _ = _text(content, ending, None, as_text=as_text)
-        pairs: list[tuple[Any, Any]] = [(row[0].decode(), row[1].decode()) for row in rows]
-        if not as_text and all(
-            re.fullmatch(r"[ \t]*[+-]?[0-9]+[ \t]*", end) and abs(int(end)) < 2**63 for pair in pairs for end in pair
-        ):
+        pairs: list[tuple[Any, Any]] = [(row[0].decode().strip(" \t"), row[1].decode().strip(" \t")) for row in rows]
+        ends = [end for pair in pairs for end in pair]
+        if not as_text and all(re.fullmatch("-?[1-9][0-9]*|0", end) and abs(int(end)) < 2**63 for end in ends):
             return _numbered([(int(a), int(b)) for a, b in pairs])
     return _numbered(pairs)
 

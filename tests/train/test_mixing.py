@@ -25,7 +25,6 @@ from hongtu.train.tracing import shape
 from hongtu.train.tracing.mixing import EDGES, refuse_mixing
 from hongtu.train.tracing.trace import GraphForm, trace
 from tests import problems
-from tests.train import mixing_models
 from tests.train.mixing_models import ALONE, CLASSES, MIXING, F, Of, Traced, as_module, differs, judged
 
 
@@ -68,7 +67,7 @@ def test_rows_that_are_far_away(name, lag, monkeypatch):
     """Whatever number of rows lies between, those that are judged have no period."""
     torch.manual_seed(lag)
     mixes = name in MIXING
-    monkeypatch.setattr(mixing_models, "drawn_lag", lambda: lag)
+    monkeypatch.setattr("tests.train.mixing_models.drawn_lag", lambda: lag)
     part = as_module((MIXING if mixes else ALONE)[name]())
     with pytest.raises(InputError, match="mixes the rows of its input") if mixes else nullcontext():
         look([hnn.GCNConv(F, F), part, hnn.GCNConv(F, CLASSES)])
