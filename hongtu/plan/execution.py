@@ -99,12 +99,12 @@ class ExecutionPlan(PlannedMemory):
         from pass to pass for reuse, that of the pass that holds the most."""
         if not self.spilled:
             return self.host_bytes | self.device_bytes
-        first, *setup = self.program.setup
-        arenas = {first.name: [prices[first.name].peak(0) for prices in self.prices]}
+        setup = self.program.setup  # first what brings the structure that stays
+        arenas = {p.name: [prices[setup[0].name].peak(0) for prices in self.prices] for p in setup}
         arenas |= {p.name: [self.pass_arena(p, i) for i in self.devices] for p in self.passes.every}
         found = []
         for group in (self.program.train, self.program.evaluate):
-            passes = (first, *setup, *group)
+            passes = (*setup, *group)
             for p, pinned in zip(passes, host_peaks(passes, self._lasting(group)), strict=True):
                 found.append((pinned, *(nbytes + self.workspace.get(p.name, 0) for nbytes in arenas[p.name])))
         pinned, *placed = max(found, key=sum)

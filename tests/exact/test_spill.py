@@ -8,6 +8,7 @@ import itertools
 import re
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -218,6 +219,17 @@ def test_a_run_goes_on_where_it_was(tmp_path):
 @functools.cache
 def wide():
     return problems.problem_of(problems.awkward_graph(), width=120)
+
+
+@pytest.mark.parametrize("model", (SIX[0], SIX[4], DEEP), ids=repr)
+def test_structure_of_pruned_chunks_stays_beside_a_disk(model, tmp_path):
+    """What the host holds is known of each pass of set-up."""
+    with on_disk(tmp_path) as spills:
+        options = {"device": staged.simulated(), "device_memory": "1GiB"}
+        trainer = training.make_trainer(model, problems.few_train(), (1, 3), **options, **spills)
+    plan = replace(trainer.plan, choice=replace(trainer.plan.choice, structure=True))
+    assert any("hops" in p.name for p in plan.program.setup) and plan.spilled
+    assert plan.held_together["device 0"] >= plan.structure_bytes(0) > 0
 
 
 @pytest.mark.parametrize(
