@@ -134,8 +134,9 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
         for block in raw.blocks(as_text):
             assert weighted in (None, block.weight is not None)
             weighted = block.weight is not None
-            if numbering is not None and block.spelled is not None:
-                k, spelled = block.spelled
+            odd = None if numbering is None or block.spelled is None else block.spelled()
+            if odd is not None:
+                k, spelled = odd
                 raise NotIntegers(f"{block.where(k)}: id {spelled!r} is not how the integer {int(spelled)} is written")
             ids = _checked(block, raw.num_vertices) if numbering is None else _numbered(block, numbering, known)
             for stream, numbers in zip((sources, destinations), ids, strict=True):

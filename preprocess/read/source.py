@@ -26,8 +26,8 @@ class EdgeBlock(NamedTuple):
         weight: float [B] or None.
         relation: names of the types of edges, text [B], or None.
         where: says where the k-th edge of the block stands, such as "graph.csv: line 7".
-        spelled: the first edge with an integer that is not written as Python writes it, such as 007, and that text;
-            None where all are.
+        spelled: finds the first edge with an integer that is not written as Python writes it, such as 007, and that
+            text; None where all are. None: there are no texts of integers.
     """
 
     source: Any
@@ -35,7 +35,7 @@ class EdgeBlock(NamedTuple):
     weight: np.ndarray | None
     where: Callable[[int], str]
     relation: list[str] | None = None
-    spelled: tuple[int, str] | None = None
+    spelled: Callable[[], tuple[int, str] | None] | None = None
 
 
 class NotIntegers(InputError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,9 +89,8 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
             others += len(source)
             most = max(most, *(int(ends[begins:].max(initial=-1)) for ends in (source, destination)))
         relation = _names(text, third[0], third[1], where) if typed else None
-        yield EdgeBlock(
-            source, destination, weight, where, relation, None if as_text else _spelled(text, spans[:2], where)
-        )
+        spelled = None if as_text else partial(_spelled, text, spans[:2], where)
+        yield EdgeBlock(source, destination, weight, where, relation, spelled)
     if comments and first_edge is None and not (as_text or columns.header) and starts_as_comments(path):
         raise NotIntegers(
             f"{path}: all its lines start with # or % and are taken for comments; pass --relabel where ids start so"
