@@ -16,6 +16,7 @@ from hongtu.engine.instructions import Instructions, Means
 from hongtu.engine.repeats import Moved, Repeats
 from hongtu.host import trim_beyond
 from hongtu.kernels.dispatch import NumbaKernels, using
+from hongtu.kernels.torch_private import modes_left
 from hongtu.plan.program import moves
 from hongtu.plan.program.moves import EventName
 from hongtu.plan.program.predict import kept_bytes, script_bytes
@@ -69,7 +70,8 @@ class Executor(Instructions):
             self._keep_scripts()
         try:
             kernels = self.devices[0].cpu_kernels
-            with using(kernels) if isinstance(kernels, NumbaKernels) else nullcontext():  # no chunk need say so
+            on_kernels = using(kernels) if isinstance(kernels, NumbaKernels) else nullcontext()  # no chunk need say so
+            with modes_left(), on_kernels:
                 self._run_repeated(passes)
         except BaseException:
             for device in self.devices:

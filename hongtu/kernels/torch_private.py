@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 
 
 class Operations(TorchDispatchMode):
@@ -38,6 +38,22 @@ class Operations(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+@contextmanager
+def modes_left() -> Iterator[None]:
+    """An error leaves every mode that was entered inside: an interrupt at some lines, as those of a mode's own
+    ``__exit__``, keeps ``with`` from it, and all of the process's operations would go through that mode for ever."""
+    entered = len(_get_current_dispatch_mode_stack())
+    try:
+        yield
+    except BaseException:
+        while len(modes := _get_current_dispatch_mode_stack()) > entered:
+            with suppress(IndexError):  # what it gives back is given back already
+                modes[-1].__exit__(None, None, None)
+            if len(_get_current_dispatch_mode_stack()) == len(modes):
+                _pop_mode()
+        raise
 
 
 def onednn_linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:

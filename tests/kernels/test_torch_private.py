@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hongtu.kernels.torch_private import (
     Operations,
@@ -17,6 +19,7 @@ from hongtu.kernels.torch_private import (
     is_dropout,
     matmul_precisions,
     memory_id,
+    modes_left,
     onednn_linear,
     parameter_hooks,
     run_backward,
@@ -97,6 +100,39 @@ def test_every_operation_passes_a_dispatch_mode():
     assert seen.count(torch.ops.aten.mm.default) == 3, "forward and backward products"
     assert not any("_dynamo" in name for name in callers), "_should_skip_dynamo has gone: operations take longer"
     assert any(func.is_view for func in seen), "OpOverload.is_view has gone"
+
+
+class Kept(Operations):
+    """A mode that an interrupt keeps from being left once, before or after torch takes back what it says of modes."""
+
+    def __init__(self, late):
+        super().__init__()
+        self.late, self.interrupted = late, False
+
+    def see(self, func, given, out):
+        return out
+
+    def __exit__(self, *error):
+        if self.interrupted:
+            return super().__exit__(*error)
+        self.interrupted = True
+        if self.late:
+            for flags in [found for name, found in vars(self).items() if name.startswith("old_")]:
+                flags.pop()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("late", [(False,), (True,), (False, True), (True, False)], ids=str)
+def test_an_error_leaves_modes_that_an_interrupt_kept(late):
+    outer = Kept(False)
+    outer.__enter__()
+    with pytest.raises(KeyboardInterrupt), modes_left(), contextlib.ExitStack() as stack:
+        for one in late:
+            stack.enter_context(Kept(one))
+    assert _get_current_dispatch_mode_stack() == [outer], "those from before stay"
+    outer.interrupted = True
+    outer.__exit__(None, None, None)
+    assert not _get_current_dispatch_mode_stack()
 
 
 def test_a_compiled_module_tells_what_it_was_made_of():

@@ -1,10 +1,12 @@
 """Ctrl-C at every line of an epoch, set-up, evaluation, planning anew or a load: the Trainer goes on as before, or says
 that it cannot."""
 
+import linecache
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
 
 import hongtu
 from hongtu.errors import InputError
@@ -14,12 +16,15 @@ from tests.faults.signals import lines_of, tracing
 SLICES = 10  # every line is in one of them
 
 
-def interrupted(work, line):
-    """Do work until a line is about to run for the first time; whether it was."""
+def interrupted(work, line, *, at_end=False):
+    """Do work until a line is about to run for the first time, or a ``with`` at its end; whether it was."""
     code, number = line
+    left = 2 if at_end else 1
 
     def inside(frame, event, arg):
-        if event == "line" and frame.f_lineno == number:
+        nonlocal left
+        left -= event == "line" and frame.f_lineno == number
+        if not left:
             raise KeyboardInterrupt
         return inside
 
@@ -29,6 +34,10 @@ def interrupted(work, line):
     except KeyboardInterrupt:
         return True
     return False
+
+
+def is_with(line):
+    return linecache.getline(line[0].co_filename, line[1]).strip().startswith("with ")
 
 
 def make(device="cpu"):
@@ -101,10 +110,12 @@ def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_
 
     beginning.again()
     found = list(lines_of(work, rooms))
-    for line in found[first::SLICES]:
+    lines = [(line, False) for line in found[first::SLICES]]
+    lines += [(line, True) for line, _ in lines if is_with(line)]
+    for line, at_end in lines:
         beginning.again()
-        place = f"{Path(line[0].co_filename).name}:{line[1]}"
-        stopped += interrupted(work, line)
+        place = f"{Path(line[0].co_filename).name}:{line[1]}{' at its end' * at_end}"
+        stopped += interrupted(work, line, at_end=at_end) and not at_end
         try:
             trainer.model[0].requires_grad_(True)
             record = trainer.train_epoch()
@@ -122,7 +133,7 @@ def test_an_interrupt_at_any_line_leaves_a_trainer_that_goes_on_or_says_that_it_
             or record.arena_bytes != expected[record.epoch - 1].arena_bytes
         ):
             wrong.append(f"{place}: counted {record.bytes}, {record.arena_bytes}")
-        if torch.are_deterministic_algorithms_enabled() or not torch.is_grad_enabled():
+        if torch.are_deterministic_algorithms_enabled() or not torch.is_grad_enabled() or modes():
             wrong.append(f"{place}: torch is in another mode")
     print(f"{what}, slice {first}: stopped at {stopped} of {len(found[first::SLICES])} lines")
     assert stopped > 0.8 * len(found[first::SLICES]), "hardly a line was stopped at"
