@@ -138,8 +138,8 @@ def kernels_for(tensor: Tensor) -> Kernels:
 
 @contextmanager
 def _pushed(stack: list[T], value: T) -> Iterator[None]:
-    """While it is entered, a value is the last of a stack: by a generator, which an interrupt at any line ends; one that
-    was kept from it ends with what is around it."""
+    """While it is entered, a value is the last of a stack: by a generator, which an interrupt at any line ends, or
+    the end of what is around it."""
     depth = len(stack)
     stack.append(value)
     try:
