@@ -106,9 +106,11 @@ class Model:
         modules.headers = [entry[1] if isinstance(entry, tuple) else None for entry in entries]
         return modules
 
-    def reference_loss(self, modules: nn.ModuleList, problem: Problem, epoch: int = 0) -> Tensor:
-        """What an epoch minimises, on the whole graph in float64."""
-        out = self.run_reference(modules, problem)
+    def reference_loss(
+        self, modules: nn.ModuleList, problem: Problem, epoch: int = 0, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """What an epoch minimises, on the whole graph; of what is computed in ``dtype``, in float64."""
+        out = self.run_reference(modules, problem, dtype).double()
         if self.whole_loss is not None:
             return self.whole_loss(out, problem, epoch)
         mask = torch.from_numpy(problem.masks["train"])

@@ -21,8 +21,6 @@ from hongtu.kernels.dense import substitutes
 from hongtu.kernels.dispatch import NUMBA, Kernels, using
 from hongtu.metrics import Traffic
 
-CAST = 1 << 14  # numbers that are cast at a time
-
 
 class Backend:
     """Makes the devices of a run: here the CPU, as many times as there are partitions; others differ in some of this.
@@ -112,9 +110,7 @@ class CpuDevice(Device):
         if src.dtype == dst.dtype:
             super()._copy_rows(src, src_index, dst, dst_index)
             return
-        step = max(1, CAST // max(src.shape[1], 1))
-        for here, there in zip(src_index.split(step), dst_index.split(step), strict=True):
-            dst.index_copy_(0, there.long(), src.index_select(0, here).to(dst.dtype))
+        self.kernels.widen_rows(src.view(torch.int16), src_index, dst, dst_index)
 
     def _add_to_peer(
         self, cache: Tensor, slots: Tensor, peer_cache: Tensor, peer_slots: Tensor, contended: bool
@@ -152,12 +148,11 @@ class CpuDevice(Device):
     ) -> None:  # fmt: skip
         assert rows.shape == (host.shape if index is None else (len(index), host.shape[1])), rows.shape
         start = perf_counter()
-        if rows.dtype != host.dtype and not (stores is True and index is None):
-            each = torch.arange(len(rows))
-            _put_rounded(rows, each, host, each if index is None else index, stores)
-        elif isinstance(stores, np.ndarray):
+        rounds = rows.dtype != host.dtype
+        if isinstance(stores, np.ndarray) or (rounds and not (stores is True and index is None)):
             every = np.arange(len(rows), dtype=np.int32)
-            self.kernels.put_rows(rows, every, host, every if index is None else index.numpy(), stores)
+            flags = stores if isinstance(stores, np.ndarray) else np.full(len(rows), stores)
+            self._put_rows(rows, every, host, every if index is None else index.numpy(), flags)
         elif index is not None and stores:
             host.index_copy_(0, index.long(), rows)
         elif index is not None:
@@ -171,22 +166,14 @@ class CpuDevice(Device):
     def _flush_rows(
         self, number: int, cache: Tensor, slots: Tensor, host: Tensor, rows: np.ndarray, stores: np.ndarray
     ) -> None:
-        start, narrow = perf_counter(), host.dtype != cache.dtype
-        if narrow:
-            _put_rounded(cache, slots, host, torch.from_numpy(rows), stores)
+        start = perf_counter()
+        self._put_rows(cache, slots.numpy(), host, rows, stores)
+        self._count("flush", host if host.dtype != cache.dtype else cache, slots, start)
+
+    def _put_rows(
+        self, src: Tensor, src_index: np.ndarray, dst: Tensor, dst_index: np.ndarray, stores: np.ndarray
+    ) -> None:
+        if src.dtype == dst.dtype:
+            self.kernels.put_rows(src, src_index, dst, dst_index, stores)
         else:
-            self.kernels.put_rows(cache, slots.numpy(), host, rows, stores)
-        self._count("flush", host if narrow else cache, slots, start)
-
-
-def _put_rounded(src: Tensor, src_index: Tensor, dst: Tensor, dst_index: Tensor, stores: Stores) -> None:
-    """``dst[dst_index] = src[src_index]``, or ``+=`` where ``stores`` (of each, bool [K], or of all) does not say so,
-    in rows of fewer digits: sums are taken in those of ``src`` and rounded when they are kept."""
-    step = max(1, CAST // max(src.shape[1], 1))
-    flags = torch.from_numpy(stores) if isinstance(stores, np.ndarray) else torch.full((len(dst_index),), stores)
-    parts = (index.split(step) for index in (src_index, dst_index.long(), flags))
-    for here, there, stored in zip(*parts, strict=True):
-        rows = src.index_select(0, here)
-        if not stored.all():
-            rows += torch.where(stored[:, None], 0, dst.index_select(0, there).to(src.dtype))
-        dst.index_copy_(0, there, rows.to(dst.dtype))
+            self.kernels.put_rounded_rows(src, src_index, dst.view(torch.int16), dst_index, stores)

@@ -6,7 +6,7 @@ empties it. All is work of the stream ``disk``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from time import perf_counter
 
@@ -27,7 +27,7 @@ from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Laid, Summed, Target
 from hongtu.plan.program.ref import Ref
 
-CAST = 1 << 16  # bytes that are cast at a time: torch takes no threads for so few
+CAST = 30 << 10  # numbers that are cast at a time: torch takes no threads for so few
 
 
 class Disk:
@@ -146,11 +146,12 @@ class Disk:
 
     def _write(self, there: Ref, begin: int, rows: Tensor) -> None:
         start, kind = perf_counter(), self._kind(there)
-        row = _row_bytes(rows, kind)
-        for part in _in_parts(rows, kind):
-            self._stores[there.where].write(begin, _bytes_of(part.to(kind)))
-            begin += len(part) * row
-        self._traffic.add(there.where, len(rows) * row, seconds=perf_counter() - start)
+        store = self._stores[there.where]
+        for part in (rows,) if rows.dtype == kind else rows.split(max(1, CAST // max(rows.shape[1], 1))):
+            data = _bytes_of(part.to(kind))
+            store.write(begin, data)
+            begin += len(data)
+        self._traffic.add(there.where, rows.numel() * kind.itemsize, seconds=perf_counter() - start)
 
     def _read(self, there: Ref, begin: int, rows: Tensor) -> None:
         start, kind = perf_counter(), self._kind(there)
@@ -193,19 +194,16 @@ def _row_bytes(rows: Tensor, kind: torch.dtype) -> int:
     return rows.shape[1] * kind.itemsize
 
 
-def _in_parts(rows: Tensor, kind: torch.dtype) -> Sequence[Tensor]:
-    """All, or so few at a time that they are cast beside."""
-    return (rows,) if rows.dtype == kind else rows.split(max(1, CAST // max(rows.shape[1] * 4, 1)))
-
-
 def _read_as(kind: torch.dtype, store: Store | File, begin: int, into: Tensor) -> None:
     """Consecutive rows, which lie there in other numbers or in these."""
-    for part in _in_parts(into, kind):
-        rows = part if part.dtype == kind else torch.empty(part.shape, dtype=kind)
-        store.read(begin, _bytes_of(rows))
-        begin += rows.nbytes
-        if rows is not part:
-            part.copy_(rows)
+    if kind == into.dtype:
+        store.read(begin, _bytes_of(into))
+        return
+    flat, at = into.view(-1), 0
+    for piece in store.pieces(begin, into.numel() * kind.itemsize):
+        for part in torch.from_numpy(piece).view(kind).split(CAST):
+            flat[at : at + len(part)].copy_(part)
+            at += len(part)
 
 
 def _bytes_of(rows: Tensor) -> np.ndarray:

@@ -41,6 +41,9 @@ class Store(Protocol):
     def read(self, begin: int, into: np.ndarray) -> None:
         """Fill memory (uint8 [n]) from a byte on."""
 
+    def pieces(self, begin: int, nbytes: int) -> Iterator[np.ndarray]:
+        """So many bytes (uint8 [n]) from one on, in pieces, each there until the next one."""
+
     def read_within(self, begin: int, nbytes: int, room: np.ndarray) -> int:
         """Fill so many bytes of memory; returns where in it they begin."""
 
@@ -72,8 +75,21 @@ class File:
         return os.fstat(self._file.fileno()).st_size
 
     def read(self, begin: int, into: np.ndarray) -> None:
-        with self._tried(read=True):
-            self._read(begin, into)
+        at = 0
+        for piece in self.pieces(begin, len(into)):
+            into[at : at + len(piece)] = piece
+            at += len(piece)
+
+    def pieces(self, begin: int, nbytes: int) -> Iterator[np.ndarray]:
+        first, end, memory = begin // DISK_BLOCK * DISK_BLOCK, begin + nbytes, self._memory
+        for at in range(first, end, STEP):
+            lo, hi = max(at, begin), min(at + STEP, end)
+            whole = memory[: -(-(hi - at) // DISK_BLOCK) * DISK_BLOCK]
+            with self._tried(read=True):
+                if not self._uncached.around(partial(_fill, whole, hi - at, at)):
+                    _fill(memory[: hi - at], hi - at, at, self._uncached.file)
+                    self._uncached.came_through(hi - at)
+            yield memory[lo - at : hi - at]
 
     def read_within(self, begin: int, nbytes: int, room: np.ndarray) -> int:
         """As they come from the disk, in whole blocks, where the memory has room for the rest of the first and of the
@@ -85,24 +101,12 @@ class File:
         with self._tried(read=True):
             if fits and self._uncached.around(partial(_fill, whole, before + nbytes, begin - before)):
                 return first + before
-            self._read(begin, room[:nbytes])
+        self.read(begin, room[:nbytes])
         return 0
 
     def close(self) -> None:
         self._uncached.close()
         self._file.close()
-
-    def _read(self, begin: int, into: np.ndarray) -> None:
-        if not self._uncached.around(partial(self._around_cache, begin, into)):
-            _fill(into, len(into), begin, self._uncached.file)
-            self._uncached.came_through(len(into))
-
-    def _around_cache(self, begin: int, into: np.ndarray, direct: int) -> None:
-        first, end, memory = begin // DISK_BLOCK * DISK_BLOCK, begin + len(into), self._memory
-        for at in range(first, end, STEP):
-            lo, hi = max(at, begin), min(at + STEP, end)
-            _fill(memory[: -(-(hi - at) // DISK_BLOCK) * DISK_BLOCK], hi - at, at, direct)
-            into[lo - begin : hi - begin] = memory[lo - at : hi - at]
 
     @contextmanager
     def _tried(self, *, read: bool = False) -> Iterator[None]:
@@ -134,9 +138,9 @@ class DiskStore(File):
         with self._tried():
             self._blocks.put(begin, data)
 
-    def read(self, begin: int, into: np.ndarray) -> None:
-        self._settle(begin, len(into))
-        super().read(begin, into)
+    def pieces(self, begin: int, nbytes: int) -> Iterator[np.ndarray]:
+        self._settle(begin, nbytes)
+        yield from super().pieces(begin, nbytes)
 
     def read_within(self, begin: int, nbytes: int, room: np.ndarray) -> int:
         self._settle(begin, nbytes)

@@ -347,10 +347,26 @@ def put_rows_alone(src, dst, dst_index, stores):
 
 def put_halves_alone(src, dst, dst_index, stores):
     """``put_rows_alone`` of rows in bfloat16, by their bits int16, ``dst_index`` unique."""
-    rows = torch.from_numpy(src[: len(dst_index)]).view(torch.bfloat16)
-    there = torch.from_numpy(dst[dst_index]).view(torch.bfloat16)
-    total = torch.where(torch.from_numpy(stores)[:, None], rows, (rows.float() + there.float()).bfloat16())
-    dst[dst_index] = total.view(torch.int16).numpy()
+    total = _halves(dst[dst_index]).float()
+    rows = _halves(src[: len(dst_index)])
+    dst[dst_index] = torch.where(torch.from_numpy(stores)[:, None], rows, (rows + total).bfloat16()).view(torch.int16)
+
+
+def widen_rows(src, src_index, dst, dst_index):
+    """``copy_rows`` of rows in bfloat16, by their bits int16, to rows in float32."""
+    dst[dst_index] = _halves(src[src_index]).float()
+
+
+def put_rounded_rows(src, src_index, dst, dst_index, stores):
+    """``put_rows`` of rows in float32 to rows in bfloat16, by their bits int16, rounded to even."""
+    rows, adds = torch.from_numpy(src[src_index]), torch.from_numpy(~stores)
+    rows[adds] += _halves(dst[dst_index])[adds]
+    dst[dst_index] = rows.bfloat16().view(torch.int16)
+
+
+def _halves(bits):
+    """Rows in bfloat16, by their bits."""
+    return torch.from_numpy(bits).view(torch.bfloat16)
 
 
 def gather_rows(src, index, out):

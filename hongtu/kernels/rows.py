@@ -70,17 +70,50 @@ def put_rows_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, stor
 
 
 @compiled(inline="always")
+def widened(bits: int) -> float:
+    """A number in bfloat16, by its bits, in float32."""
+    return np.uint32(np.uint32(np.uint16(bits)) << np.uint32(16)).view(np.float32)
+
+
+@compiled(inline="always")
+def rounded(number: float) -> int:
+    """A number in float32 in bfloat16, by its bits: rounded to even."""
+    bits = np.float32(number).view(np.uint32)
+    even = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    is_nan = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.int16(0x7FC0) if is_nan else np.int16(np.uint32(even >> np.uint32(16)))
+
+
+@compiled(inline="always")
 def put_half_row(src: np.ndarray, row: int, dst: np.ndarray, to: int, store: bool) -> None:
     """``put_row`` of rows in bfloat16, by their bits: a sum is float32's, rounded to even."""
     for f in range(dst.shape[1]):
         if store:
             dst[to, f] = src[row, f]
         else:
-            one = np.uint32(np.uint32(np.uint16(src[row, f])) << np.uint32(16)).view(np.float32)
-            total = one + np.uint32(np.uint32(np.uint16(dst[to, f])) << np.uint32(16)).view(np.float32)
-            bits = np.float32(total).view(np.uint32)
-            even = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-            dst[to, f] = np.int16(even >> np.uint32(16)) if total == total else np.int16(0x7FC0)
+            dst[to, f] = rounded(widened(src[row, f]) + widened(dst[to, f]))
+
+
+@by_row(rows="src_index", plain=reference.widen_rows, until=MANY)
+def widen_rows(part, bounds, src, src_index, dst, dst_index):
+    """``copy_rows`` of rows in bfloat16, by their bits int16, to rows in float32."""
+    for k in range(bounds[part], bounds[part + 1]):
+        to, row = dst_index[k], src_index[k]
+        for f in range(dst.shape[1]):
+            dst[to, f] = widened(src[row, f])
+
+
+@by_row(rows="src_index", plain=reference.put_rounded_rows, until=MANY)
+def put_rounded_rows(part, bounds, src, src_index, dst, dst_index, stores):
+    """``put_rows`` of rows in float32 to rows in bfloat16, by their bits int16: what is kept is rounded to even."""
+    for k in range(bounds[part], bounds[part + 1]):
+        to, row = dst_index[k], src_index[k]
+        if stores[k]:
+            for f in range(dst.shape[1]):
+                dst[to, f] = rounded(src[row, f])
+        else:
+            for f in range(dst.shape[1]):
+                dst[to, f] = rounded(src[row, f] + widened(dst[to, f]))
 
 
 @compiled(plain=reference.put_halves_alone, until=MANY)

@@ -34,6 +34,8 @@ from tests import problems, training
 from tests.models import SIX
 from tests.staged import on_disk
 
+OTHER = {torch.bfloat16: torch.float32, torch.float32: torch.bfloat16}
+
 
 def make(folder, **options):
     torch.manual_seed(0)
@@ -144,7 +146,23 @@ def test_few_calls_read_a_chunk(tmp_path, monkeypatch):
         got, found = stores.File(stream, "rows"), np.zeros((10 << 20) - 5000, np.uint8)
         got.read(5000, found)
         assert np.array_equal(found, rows[5000:])
-        assert calls == [at + 4096 for at in (0, 4 << 20, 8 << 20)] or calls[0] == 5000  # through the cache
+        assert calls == [at + 4096 for at in (0, 4 << 20, 8 << 20)]
+        got.close()
+
+
+@pytest.mark.parametrize("rows, width, begin", [(5000, 257, 5002), (3, 1, 0), (70_000, 33, 4096), (0, 8, 2)])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_few_calls_read_rows_that_are_cast(kind, rows, width, begin, tmp_path, monkeypatch):
+    calls, preadv = [], stores.os.preadv
+    monkeypatch.setattr(stores.os, "preadv", lambda file, into, at: calls.append(at) or preadv(file, into, at))
+    begin *= kind.itemsize // 2  # numbers are aligned to their size
+    there = torch.randn(rows, width).to(kind)
+    (tmp_path / "rows").write_bytes(bytes(begin) + there.view(torch.uint8).numpy().tobytes() + b"behind")
+    with open(tmp_path / "rows", "rb", buffering=0) as stream:
+        got, found = stores.File(stream, "rows"), torch.zeros(rows, width, dtype=OTHER[kind])
+        disk._read_as(kind, got, begin, found)
+        assert torch.equal(found, there.to(found.dtype))
+        assert len(calls) <= 1 + (begin % 4096 + there.nbytes) // stores.STEP
         got.close()
 
 
@@ -155,8 +173,8 @@ def test_rows_come_to_where_they_are_used(header, tmp_path, monkeypatch):
     rng, row, copied = np.random.default_rng(0), 256, []
     given = rng.integers(256, size=header + 96 * row, dtype=np.uint8)
     given.tofile(tmp_path / "rows")
-    around = stores.File._around_cache
-    monkeypatch.setattr(stores.File, "_around_cache", lambda *these: copied.append(these) or around(*these))
+    pieces = stores.File.pieces
+    monkeypatch.setattr(stores.File, "pieces", lambda *these: copied.append(these) or pieces(*these))
     with open(tmp_path / "rows", "rb", buffering=0) as stream:
         got, memory = stores.File(stream, "rows"), in_large_pages(1 << 16)
         for lo, hi in ((0, 32), (5, 37), (64, 96), (40, 41)):

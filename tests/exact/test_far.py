@@ -35,6 +35,9 @@ class Far:
     def read(self, begin, into):
         into[:] = self.data[begin : begin + len(into)]
 
+    def pieces(self, begin, nbytes):
+        yield self.data[begin : begin + nbytes]
+
     def read_within(self, begin, nbytes, room):
         self.read(begin, room[:nbytes])
         return 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import hongtu
 from tests.exact.harness import Case, run_case
 
 
@@ -20,6 +21,22 @@ def test_a_case_is_judged_alike_whatever_ran_before(seed):
     torch.manual_seed(seed)
     ran = run_case(996059)
     assert not ran.wrong and "ill-conditioned" in ran.kinds
+
+
+@pytest.mark.parametrize("number", [2000567, 2000647], ids=["few rows", "divergence"])
+def test_what_plain_torch_does_not_know_either_is_not_wrong(number):
+    """Norms of a few alike rows under autocast; steps that grow a hundredfold, and what two sides round with them."""
+    ran = run_case(number)
+    assert not ran.wrong and "ill-conditioned" in ran.kinds
+
+
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_a_gradient_that_is_a_little_wrong_is_found(number, monkeypatch):
+    gradients = hongtu.Trainer.gradients
+    monkeypatch.setattr(
+        hongtu.Trainer, "gradients", lambda self: {name: g * (1 + 1e-6) for name, g in gradients(self).items()}
+    )
+    assert "is off by" in run_case(number).wrong
 
 
 @pytest.mark.parametrize("factor", [0, 2], ids=["dropped", "doubled"])

@@ -33,6 +33,29 @@ def test_rows(count, width, dtype):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("count, width", [(0, 3), (1, 1), (6, 47), (40, 130)])
+def test_rows_in_bfloat16_are_torchs(count, width):
+    """By their bits, of which those of a number that is none may differ."""
+    rng = np.random.default_rng(count)
+    wide = torch.from_numpy(rng.standard_normal((50, width)).astype(np.float32))
+    wide[:3, 0] = torch.tensor([np.inf, np.nan, 3.4e38])
+    wide[4:, -1] = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8] * 23)  # halves between two numbers
+    narrow = torch.from_numpy(rng.standard_normal((50, width)).astype(np.float32)).bfloat16()
+    index, at = (rng.permutation(50)[:count].astype(np.int32) for _ in range(2))
+    bounds, bits = np.array([0, count // 2, count]), narrow.view(torch.int16).numpy()
+    assert_each_same(rows.widen_rows.kernel, 2, bounds, bits, index, wide.numpy(), at)
+    found = wide.clone()
+    rows.widen_rows(bits, index, found.numpy(), at)
+    assert torch.equal(found[at], narrow.float()[index])
+    for stores in (rng.random(count) < 0.5, np.ones(count, np.bool_), np.zeros(count, np.bool_)):
+        found, expected = narrow.clone(), narrow.clone()
+        rows.put_rounded_rows(wide.numpy(), index, found.view(torch.int16).numpy(), at, stores)
+        kept = torch.where(torch.from_numpy(stores)[:, None], 0, narrow[at].float())
+        expected[at] = (wide[index] + kept).bfloat16()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        reference.put_rounded_rows(wide.numpy(), index, narrow.clone().view(torch.int16).numpy(), at, stores)
+
+
 def test_the_size_of_a_graph_chooses_once_for_all_its_chunks(monkeypatch):
     calls = []
     monkeypatch.setattr(sums, "gather_rows", lambda *args: calls.append("compiled"))
