@@ -26,7 +26,7 @@ from hongtu.cuda_ext.arguments import has_no_hub as has_no_hub
 from hongtu.cuda_ext.arguments import has_rows
 from hongtu.cuda_ext.arguments import knowing_hubs as knowing_hubs
 from hongtu.hardware import LANE, padded
-from hongtu.kernels import attention, gates, graph_attention, reductions, reference, rows, sums, transposes
+from hongtu.kernels import attention, reductions, reference, rows, sums, transposes
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class NumbaKernels:
         return cls(None if size is None else size <= SMALL)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        modules = rows, sums, transposes, attention, graph_attention, gates, reductions
+        modules = rows, sums, transposes, attention, reductions
         found = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
         if found is None:
             raise AttributeError(name)

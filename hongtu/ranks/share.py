@@ -22,9 +22,8 @@ from hongtu.graph.reach import sources_of
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.ranks.fabric import Fabric
-from hongtu.ranks.receptive import adopters, edges_of, hops_from
 from hongtu.ranks.rounds import MOST, rounds_of
-from hongtu.ranks.stages import Stages
+from hongtu.ranks.stages import Stages, adopters, edges_of, hops_from
 
 
 def share_of(

@@ -7,8 +7,6 @@ from hongtu import compiled, parallel
 from hongtu.kernels import (
     attention,
     exponential,
-    gates,
-    graph_attention,
     parts,
     reductions,
     reference,
@@ -166,7 +164,7 @@ def test_graph_attention(graph, loops, heads, channels, dtype):
     num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
     rows, own = (random(count, width + heads, dtype=dtype) for count in (num_src, num_dst if loops else 0))
     query, grad, slope = random(num_dst, heads, dtype=dtype), random(num_dst, width, dtype=dtype), dtype(0.2)
-    edges, module = (indptr, local_source), graph_attention
+    edges, module = (indptr, local_source), attention
     some = np.random.default_rng(3).random(num_edges) < 0.3
     for mask in (np.empty(0, np.bool_), *[some] * loops):
         shares = [np.full((len(own), heads), np.nan, dtype), np.full((num_edges, heads), np.nan, dtype)]
@@ -235,9 +233,9 @@ def test_gated_sum(graph, width, dtype):
     num_dst = len(indptr) - 1
     arguments = (indptr, local_source, random(num_dst, width, dtype=dtype), random(num_src, 2 * width, dtype=dtype))
     grad, out = random(num_dst, width + 1, dtype=dtype)[:, 1:].copy(), np.full((num_dst, width), np.nan, dtype)
-    both("gated_sum", arguments, [out], gates)
-    both("gated_sum_key_gradient", (*arguments, grad), [out], gates)
-    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], gates)
+    both("gated_sum", arguments, [out], reductions)
+    both("gated_sum_key_gradient", (*arguments, grad), [out], reductions)
+    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], reductions)
 
 
 def test_loop_mask(graph):
@@ -267,7 +265,7 @@ def test_gates_of_large_keys_and_nan(dtype):
     indptr, source, nan = np.array([0, 1, 2, 3], np.int64), np.zeros(3, np.int32), np.nan
     keys, rows = np.array([[-1e4, -np.inf], [1e4, np.inf], [nan, 0]], dtype), np.array([[0, 0, 2, 3]], dtype)
     out = np.full((3, 2), 7, dtype)
-    gates.gated_sum(indptr, source, keys, rows, out)
+    reductions.gated_sum(indptr, source, keys, rows, out)
     np.testing.assert_array_equal(out, [[0, 0], [2, 3], [nan, 1.5]])  # not next to 0: that would be slow
 
 

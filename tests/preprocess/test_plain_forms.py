@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from hongtu.graph import neighbour_sets
-from hongtu.preprocess import bucket_sort, csc, graph_models, reorganize
+from hongtu.preprocess import bucket_sort, csc, graph_models, partition, reorganize
 from hongtu.preprocess import partition as partitions_
 from hongtu.preprocess.order import clusters, count
-from hongtu.preprocess.partition import streaming
 from tests.plain_forms import assert_each_same, assert_same
 
 GRAPHS = [(1, 0), (1, 3), (7, 0), (40, 200), (300, 900), (70_000, 3000)]  # vertices and edges; the last in two blocks
@@ -144,7 +143,7 @@ def test_clusters_and_streams(graph):
     load = np.stack([np.bincount(own, w, minlength=2) for w in (np.ones(v), np.diff(start) + 1, mask)], axis=1)
     share = np.maximum(load.sum(axis=0), 1) / 2
     back = bucket_sort.transpose(start, source)
-    assert_same(streaming._stream, start, source, *back, mask, own, load.astype(float), share)
+    assert_same(partition._stream, start, source, *back, mask, own, load.astype(float), share)
     assert_same(graph_models._spread, np.arange(v), np.full(v, v))
 
 
