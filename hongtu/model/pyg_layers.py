@@ -15,7 +15,7 @@ from torch import nn
 
 from hongtu import nn as hnn
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_hooks, with_hooks_of
+from hongtu.kernels.torch_private import has_hooks, is_pyg, with_hooks_of
 from hongtu.model.checks import is_altered
 from hongtu.model.wiring import RowFunction
 from hongtu.nn.layer import is_chain
@@ -44,7 +44,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
     Raises:
         InputError: when it has no counterpart, with what to use instead.
     """
-    name = type(conv).__name__ if type(conv).__module__.startswith("torch_geometric.") else "one's own"
+    name = type(conv).__name__ if is_pyg(conv) else "one's own"
     make = _COUNTERPARTS.get(name) if name != "GENConv" else partial(_gen, edge_features=edge_features)
     if any(isinstance(p, nn.UninitializedParameter) for p in conv.parameters()):
         raise InputError(f"from_pyg: {title} has lazy parameters; give its in_channels, or run the model once first")
@@ -166,8 +166,7 @@ def _alone(module: nn.Module) -> nn.Module:
     """The module, or one of torch's kind or ours that does the same."""
     if type(module) is nn.Dropout:
         return with_hooks_of(module, hnn.Dropout(module.p if module.training else 0.0))
-    foreign = type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric.")
-    if foreign and not is_altered(module):
+    if type(module).__name__ == "Linear" and is_pyg(module) and not is_altered(module):
         if module.in_channels == -1:
             raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
         made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]
