@@ -11,7 +11,6 @@ from hongtu.kernels import (
     reductions,
     reference,
     sums,
-    transposes,
 )
 
 WIDTHS = [1, 3, 47, 128, 130, 16]
@@ -75,7 +74,7 @@ def test_csc_aggregate(graph, width, dtype):
                 rows, grad = random(cache_rows, width, dtype=dtype), random(num_dst, width, dtype=dtype)
                 both("csc_aggregate", (*arguments, rows), [np.full((num_dst, width), np.nan, dtype)])
                 back = random(cache_rows, width, dtype=dtype)
-                both("csc_aggregate_transpose", (*arguments, grad), [back], transposes)
+                both("csc_aggregate_transpose", (*arguments, grad), [back], sums)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -91,7 +90,7 @@ def test_a_plain_mean_is_the_sum_divided(graph, width):
     found, compiled = (random(num_src, width, dtype=np.float32) for _ in range(2))
     arguments = (indptr, local_source, NO_SLOTS, no_weights, True, grad)
     reference.csc_aggregate_transpose(*arguments, found)
-    transposes.add_by_edge(*arguments, compiled)
+    sums.add_by_edge(*arguments, compiled)
     np.testing.assert_array_equal(found, compiled)
 
 
@@ -319,12 +318,12 @@ def test_results_do_not_depend_on_the_thread_count(counter, monkeypatch):
             monkeypatch.setattr(module, "num_threads", lambda: threads)
         out, back = np.empty((500, 33), np.float32), np.zeros((300, 33), np.float32)
         sums.csc_aggregate(*graph, rows, out)
-        transposes.add_by_edge(*graph, grad, back)
+        sums.add_by_edge(*graph, grad, back)
         indptr, local_source, slots, weight, mean = graph
         next_RS, destination = np.empty((2, 301), counter), np.empty(len(local_source), np.int32)
         scale, ordered = np.empty(len(local_source), np.float32), np.zeros((300, 33), np.float32)
-        transposes.order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale)
-        transposes.add_by_source(next_RS[-1], destination, slots, scale, grad, ordered)
+        sums.order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale)
+        sums.add_by_source(next_RS[-1], destination, slots, scale, grad, ordered)
         return out, back, next_RS[-1], destination, scale, ordered
 
     first = run(1)

@@ -5,8 +5,9 @@ import pytest
 
 from hongtu.graph import neighbour_sets
 from hongtu.preprocess import bucket_sort, csc, graph_models, partition, reorganize
+from hongtu.preprocess import order as orders
 from hongtu.preprocess import partition as partitions_
-from hongtu.preprocess.order import clusters, count
+from hongtu.preprocess.order import clusters
 from tests.plain_forms import assert_each_same, assert_same
 
 GRAPHS = [(1, 0), (1, 3), (7, 0), (40, 200), (300, 900), (70_000, 3000)]  # vertices and edges; the last in two blocks
@@ -120,7 +121,7 @@ def test_rows_that_an_order_loads(graph, steps):
     part = np.random.default_rng(4).integers(0, m, v).astype(np.int32)
     order = np.argsort(part, kind="stable").astype(np.int32)
     ends = np.linspace(0, v, m * steps + 1).astype(np.int64)
-    assert_same(count._gap_histogram, order, ends, part, m, start, source)
+    assert_same(orders._gap_histogram, order, ends, part, m, start, source)
 
 
 def test_clusters_and_streams(graph):
