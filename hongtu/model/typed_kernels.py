@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
 from hongtu.kernels.torch_private import has_hooks, is_pyg
-from hongtu.nn.layers.pyg import behind_another
+from hongtu.nn.layers.pyg import with_extra_destination
 from hongtu.nn.ops import aggregates, attention
 
 _OWN = "torch_geometric.nn.", "torch.nn.modules.container"  # of HGTConv's parts
@@ -39,7 +39,8 @@ class WithKernels(nn.Module):
 
 
 class OnFewEdges(nn.Module):
-    """A convolution that may fail where there are no edges, or destinations without: then :func:`behind_another`.
+    """A convolution that may fail where there are no edges, or destinations without: it runs
+    :func:`with_extra_destination` then.
 
     Args:
         conv: between rows of sources and of destinations; its parameters stay its own.
@@ -55,7 +56,7 @@ class OnFewEdges(nn.Module):
         except (RuntimeError, IndexError) as error:
             if type(error) not in (RuntimeError, IndexError):  # memory that ran out
                 raise
-        return behind_another(self.conv, pair, edge_index, *given, **named)
+        return with_extra_destination(self.conv, pair, edge_index, *given, **named)
 
 
 def called(conv: Any, *given: Any, run: Any = None, **named: Any) -> Any:

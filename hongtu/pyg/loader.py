@@ -17,8 +17,7 @@ from hongtu.config import parse_bytes
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.pyg.draw import Drawn
-from hongtu.pyg.sampler import Fanouts, NeighborSampler
-from hongtu.pyg.stores import feature_rows, label_rows
+from hongtu.pyg.stores import Fanouts, NeighborSampler, feature_rows, label_rows
 from hongtu.pyg.windows import Step, Steps, Windows, group_of_its_own
 from hongtu.ranks.likeness import likeness
 from hongtu.ranks.together import Together

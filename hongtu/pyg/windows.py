@@ -21,8 +21,7 @@ from torch import Tensor
 from hongtu.errors import InputError
 from hongtu.nn.dropout import dropout_key, hashes
 from hongtu.pyg.draw import Drawn, part_of
-from hongtu.pyg.sampler import NeighborSampler
-from hongtu.pyg.stores import feature_rows
+from hongtu.pyg.stores import NeighborSampler, feature_rows
 from hongtu.ranks.group import Ranks
 from hongtu.ranks.share import deal_partitions
 from hongtu.ranks.together import Alone, Together

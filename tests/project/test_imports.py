@@ -24,7 +24,7 @@ OF_GIT = {"sar"}  # a baseline that no registry has; docs/benchmarks.md says how
 # imported at the top of a file that is only reached where the package is there
 GUARDED = {
     **{f"hongtu.bench.{name}": {"dgl"} for name in ("dgl", "sar")},
-    **{f"hongtu.pyg.{name}": {"torch_geometric"} for name in ("loader", "sampler", "stores")},
+    **{f"hongtu.pyg.{name}": {"torch_geometric"} for name in ("loader", "stores")},
 }
 
 

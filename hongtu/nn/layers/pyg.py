@@ -113,7 +113,7 @@ class PyGLayer(Layer):
             without = int((block.in_degree == 0).sum())
             if without and type(error) in (RuntimeError, IndexError):
                 try:
-                    return behind_another(self.conv, (h, h[: block.num_dst]), block.edge_index, **options)
+                    return with_extra_destination(self.conv, (h, h[: block.num_dst]), block.edge_index, **options)
                 except (RuntimeError, IndexError) as again:
                     if type(again) not in (RuntimeError, IndexError):  # memory that ran out
                         raise
@@ -189,7 +189,7 @@ class PyGLayer(Layer):
         self._is_local = True
 
 
-def behind_another(
+def with_extra_destination(
     conv: torch.nn.Module, pair: tuple[Tensor, Tensor], edge_index: Tensor, *of_edges: Any, **named: Any
 ) -> Tensor:
     """Call a convolution that fails where the first destinations, or all, have no in-edges, as torch_geometric's median
