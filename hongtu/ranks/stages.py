@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hongtu.graph.reach import in_edges, sources_of
+from hongtu.graph.halo import in_edges, sources_of
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hongtu.graph.reach import receptive_field
+from hongtu.graph.halo import receptive_field
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import FEATURES, gradient

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hongtu.errors import BudgetError
-from hongtu.graph.reach import receptive_field
+from hongtu.graph.halo import receptive_field
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.strategy import Choice, Strategy, get_strategy
 from hongtu.plan.program.moves import Copy

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hongtu.graph.reach import sources_of
+from hongtu.graph.halo import sources_of
 from hongtu.graph.topology import build_topology
 from hongtu.ranks.stages import FAR, add_over_edges, adopters, edges_of
 

@@ -13,8 +13,7 @@ import numpy as np
 from hongtu.compiled import SMALL
 from hongtu.config import BudgetShare, in_bytes, size
 from hongtu.errors import BudgetError
-from hongtu.graph.halo import Halo
-from hongtu.graph.reach import receptive_field
+from hongtu.graph.halo import Halo, receptive_field
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.plan.cost.seconds import least_seconds, predict_seconds
