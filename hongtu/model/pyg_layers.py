@@ -273,12 +273,12 @@ def _where(reductions: tuple[str, ...], make: Make) -> Callable[[Any, str], nn.M
     return lambda conv, title: make(conv) if conv.aggr in reductions and isinstance(conv.in_channels, int) else None
 
 
+_ALIKE = ("GCNConv", "TAGConv", "MixHopConv", "ARMAConv", "APPNP")  # whose options have the same names
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
-    "GCNConv": _of_sums(lambda conv: _like(hnn.GCNConv, conv)),
+    **{name: _of_sums(partial(_like, getattr(hnn, name))) for name in _ALIKE},
+    **{name: _where(_SUM, partial(_like, getattr(hnn, name))) for name in ("GATConv", "GATv2Conv")},
     "SAGEConv": _sage,
     "PNAConv": _pna,
-    "GATConv": _where(_SUM, lambda conv: _like(hnn.GATConv, conv)),
-    "GATv2Conv": _where(_SUM, lambda conv: _like(hnn.GATv2Conv, conv)),
     "TransformerConv": _where(_SUM, lambda conv: _like(hnn.TransformerConv, conv, bias=conv.lin_key.bias is not None)),
     "GraphConv": _where(
         (*_SUM, "mean", "max", "min"), lambda conv: _like(hnn.GraphConv, conv, bias=conv.lin_rel.bias is not None)
@@ -287,12 +287,8 @@ _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
     "RGCNConv": _where((*_SUM, "mean"), lambda conv: _like(hnn.RGCNConv, conv, root_weight=conv.root is not None)),
     "SGConv": _of_sums(lambda conv: _like(hnn.SGConv, conv, bias=conv.lin.bias is not None)),
     "SSGConv": _of_sums(lambda conv: _like(hnn.SSGConv, conv, bias=conv.lin.bias is not None)),
-    "TAGConv": _of_sums(lambda conv: _like(hnn.TAGConv, conv)),
     "ChebConv": _of_sums(lambda conv: _like(hnn.ChebConv, conv, K=len(conv.lins))),
-    "MixHopConv": _of_sums(lambda conv: _like(hnn.MixHopConv, conv)),
-    "ARMAConv": _of_sums(lambda conv: _like(hnn.ARMAConv, conv)),
     "GatedGraphConv": _of_sums(lambda conv: _like(hnn.GatedGraphConv, conv, bias=conv.rnn.bias)),
-    "APPNP": _of_sums(lambda conv: _like(hnn.APPNP, conv)),
     "LGConv": _of_sums(lambda conv: hnn.APPNP(1, 0.0, add_self_loops=False, normalize=conv.normalize)),
     "GCN2Conv": _of_sums(_gcn2),
 }

@@ -120,7 +120,7 @@ class Hops(TypedValues):
             return
         part.nodes.add(node)
         conv = self._conv(node)
-        of_sources = set() if conv is None else self._sources(node, conv)
+        of_sources = set() if conv is None else self._sources(node)
         if node.target is attended:
             of_sources = {node.all_input_nodes[1]}
         for other in node.all_input_nodes:
@@ -134,7 +134,7 @@ class Hops(TypedValues):
             else:
                 self._place(other, part, hop)
 
-    def _sources(self, node: fx.Node, conv: nn.Module) -> set[fx.Node]:
+    def _sources(self, node: fx.Node) -> set[fx.Node]:
         """The rows that a convolution takes of sources."""
         found: set[fx.Node] = set()
         for given in (*node.args, *node.kwargs.values()):
