@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hongtu.cuda_ext import disk_cache
-from hongtu.cuda_ext.sources import FOLDER, SHIM, KernelError, digest, file_of
+from hongtu.cuda_ext.compile import FOLDER, SHIM, KernelError, digest, fetch, file_of
 
 LANGUAGE = ("-std=c++17", "-fno-strict-aliasing", "-ffp-contract=off", "-w")  # of kernels, however they are built
 _OPTIONS = ("-O2", *LANGUAGE, "-shared", "-fPIC")
@@ -89,7 +88,7 @@ def library(source: Path) -> Path:
     """
     command, version = compiler()
     key = digest(source, *command, *_OPTIONS, version)
-    return disk_cache.fetch(f"{source.stem}-cpu-{key}.so", lambda: _compile(source, command))
+    return fetch(f"{source.stem}-cpu-{key}.so", lambda: _compile(source, command))
 
 
 @cache

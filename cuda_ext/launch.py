@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from hongtu.cuda_ext import driver
-from hongtu.cuda_ext.compile import cubin, nvrtc_version
-from hongtu.cuda_ext.sources import KernelError, file_of
+from hongtu.cuda_ext.compile import KernelError, cubin, file_of, nvrtc_version
 
 MAX_ARGUMENTS = 24
 

@@ -38,8 +38,7 @@ from hongtu.device.pool import Make
 from hongtu.host import STATUS, proc_bytes
 from hongtu.model.named import build_layers
 from hongtu.plan.program.moves import Copy
-from hongtu.plan.program.predict import copied_rows, crossing_bytes, row_bytes
-from hongtu.plan.program.program import PassProgram
+from hongtu.plan.program.program import PassProgram, copied_rows, crossing_bytes, row_bytes
 from hongtu.plan.search.host import PROCESS
 
 BLOCK = 8 << 20  # bytes of a mapped file that are given up together

@@ -26,11 +26,11 @@ from hongtu.bench.report.page import (
     Section,
     collect,
     graph_and_model,
+    logarithmic,
     model_of,
     render,
     settings_of,
 )
-from hongtu.bench.report.pictures import logarithmic
 from hongtu.plan import plot
 from hongtu.plan.plot import COLOURS, add_legend, make_figure, to_svg
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.device.base import Device
 from hongtu.device.capture import CaptureError, leaves_of
-from hongtu.device.simulated import SLOWEST, Moment, Queue, Scheduler, SimulatedBackend
+from hongtu.device.simulated import SLOWEST, Queue, QueueEvent, Scheduler, SimulatedBackend
 from hongtu.device.streams import Event, Stream
 from hongtu.kernels.dispatch import CudaKernels
 from hongtu.kernels.torch_private import Operations, storage_id
@@ -194,7 +194,7 @@ class RecordingQueue(Queue):
         recording = self._scheduler.recording
         super().run(work if recording is None else recording.taken(self, work, on_host=self.on_host))
 
-    def record(self) -> Moment:
+    def record(self) -> QueueEvent:
         moment = super().record()
         if self._scheduler.recording is not None:
             self._scheduler.recording.steps.append((self, moment))
@@ -202,12 +202,12 @@ class RecordingQueue(Queue):
 
     def wait(self, event: Event, why: str) -> None:
         super().wait(event, why)
-        if isinstance(event, Moment) and self._scheduler.recording is not None:
+        if isinstance(event, QueueEvent) and self._scheduler.recording is not None:
             self._scheduler.recording.steps.append((self, (event, why)))
 
     def change(self, change: Callable[[Work], Work]) -> None:
         """Do something else in place of every piece of work that it has been given and not done."""
-        self._work = deque(x if isinstance(x, Moment | tuple) else change(x) for x in self._work)
+        self._work = deque(x if isinstance(x, QueueEvent | tuple) else change(x) for x in self._work)
 
 
 class RecordingScheduler(Scheduler):

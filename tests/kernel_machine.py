@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from hongtu.cuda_ext.compile import KernelError
 from hongtu.cuda_ext.host_build import compiler
-from hongtu.cuda_ext.sources import KernelError
 
 
 def skip_without_compiler() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import tests.kernel_parity  # noqa: F401  # imported once, before the forks
 from hongtu.cuda_ext import host_build
-from hongtu.cuda_ext.sources import FOLDER, KernelError
+from hongtu.cuda_ext.compile import FOLDER, KernelError
 
 EDITS = [
     (r" < ", " <= "),

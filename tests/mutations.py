@@ -30,16 +30,17 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".txt")
 RANKS = "tests/ranks/test_posting.py tests/ranks/test_simulated.py"
 ROUTES = "tests/ranks/test_routes.py"
+MEMORY = "tests/plan/test_memory.py tests/plan/test_slab.py tests/plan/test_program.py"
 FIRST = {  # the tests of a part
-    "hongtu/graph/reach": "tests/plan/test_passes.py tests/ranks/test_receptive.py",
+    "hongtu/graph/halo": "tests/plan/test_passes.py tests/ranks/test_receptive.py",
     "hongtu/plan/cache/writers": f"tests/plan/test_writers.py {RANKS}",
-    "hongtu/plan/memory/crossings": RANKS,
+    "hongtu/plan/memory/planned": f"{MEMORY} {RANKS}",
     "hongtu/engine/messages": RANKS,
     "hongtu/ranks": ROUTES,
     "hongtu/plan/passes": "tests/plan/test_passes.py",
     "hongtu/plan/cache": "tests/plan/test_cache.py tests/plan/test_writers.py",
     "hongtu/plan/search": "tests/plan/test_search.py",
-    "hongtu/plan/memory": "tests/plan/test_memory.py tests/plan/test_slab.py tests/plan/test_program.py",
+    "hongtu/plan/memory": MEMORY,
     "hongtu/plan/program": "tests/plan/test_program.py tests/plan/test_memory.py",
     "hongtu/engine": "tests/engine",
 }

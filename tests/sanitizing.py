@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.cuda_ext.compile import FOLDER, file_of
 from hongtu.cuda_ext.host_build import LANGUAGE, HostLauncher, compiler
-from hongtu.cuda_ext.sources import FOLDER, file_of
 
 PROGRAM = Path(__file__).resolve().parent / "cuda_ext" / "sanitized.cuh"
 FLAGS = ("-fsanitize=thread", "-O1", "-g", *LANGUAGE, "-rdynamic")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hongtu.cuda_ext.sources import KernelError
+from hongtu.cuda_ext.compile import KernelError
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.plan.search import host
 from hongtu.train import network_plan

@@ -19,7 +19,7 @@ from torch import Tensor
 from hongtu.cuda_ext import kernels as cuda_kernels
 from hongtu.cuda_ext.edge_kernels import EdgeKernel
 from hongtu.device import host_work, script
-from hongtu.device.simulated import Moment, Queue, Scheduler, SimulatedBackend
+from hongtu.device.simulated import Queue, QueueEvent, Scheduler, SimulatedBackend
 from hongtu.kernels.torch_private import Operations
 from tests.frozen import EMPTY
 
@@ -200,8 +200,8 @@ class TapedQueue(Queue):
 
         super().run(taped)
 
-    def record(self) -> Moment:
-        moment = TapedMoment(self.tape)
+    def record(self) -> QueueEvent:
+        moment = TapedEvent(self.tape)
         self._work.append(moment)
         return moment
 
@@ -211,12 +211,12 @@ class TapedQueue(Queue):
             self._work.append(lambda: self.tape.entries.append(Waited(self.number, event, why)))
 
     def step(self) -> None:
-        if isinstance(self._work[0], Moment):
+        if isinstance(self._work[0], QueueEvent):
             self.tape.entries.append(Sent(self.number, self._work[0]))
         super().step()
 
 
-class TapedMoment(Moment):
+class TapedEvent(QueueEvent):
     def synchronize(self, why: str) -> None:
         super().synchronize(why)
         tape = self._scheduler

@@ -16,7 +16,7 @@ from hongtu.plan.cost.seconds import pass_seconds
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.program import moves
-from hongtu.plan.program.predict import script_bytes
+from hongtu.plan.program.program import script_bytes
 from hongtu.plan.program.rows import DESTINATIONS
 
 Clocks = dict[tuple[str, int], float]

@@ -17,9 +17,8 @@ import numpy as np
 
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import LayerShape, NetworkShape
-from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.passes.strategy import Choice, Strategy, get_strategy
 from hongtu.plan.program.program import PassProgram, Program
 from hongtu.plan.search.build import make_plan
 

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hongtu.cuda_ext import disk_cache
+from hongtu.cuda_ext.compile import FOLDER, KERNELS_OF, digest, fetch, file_of
 from hongtu.cuda_ext.host_build import LANGUAGE, HostLauncher, compiler
-from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, digest, file_of
 
 TRACE = Path(__file__).resolve().parent / "cuda_ext" / "trace.cuh"
 OPTIONS = ("-O1", *LANGUAGE, "-fPIC")
@@ -73,7 +72,7 @@ def traced(source: Path) -> Path:
     """A kernel file as a library that writes down what it does."""
     command, version = compiler()
     key = digest(source, *command, *OPTIONS, version, TRACE.read_text())
-    return disk_cache.fetch(f"{source.stem}-traced-{key}.so", lambda: _compile(source, command))
+    return fetch(f"{source.stem}-traced-{key}.so", lambda: _compile(source, command))
 
 
 def _compile(source: Path, command: Sequence[str]) -> bytes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hongtu.bench.process import Process, Worker, worker
+from hongtu.bench.process import Process, Worker
 from hongtu.bench.records import BUSY
 from hongtu.bench.spec import OURS, SAMPLED, Model, Run
 from hongtu.bench.worker import Order
@@ -55,7 +55,8 @@ class Settings:
 
 def in_memory_need(artifact: Path, model: Model, settings: Settings) -> int:
     """Bytes of the largest device when ours trains without a limit; what shares of memory are shares of."""
-    with worker(settings.order(artifact, model, Run(strategy="full")), settings.process) as found:
+    with closing(Worker(settings.order(artifact, model, Run(strategy="full")), settings.process)) as found:
+        found.ready()
         found.epoch()
         return int(found.do("peak")["need"])
 
@@ -209,7 +210,8 @@ def _curve(order: Order, settings: Settings) -> list[dict[str, Any]]:
     """Seconds trained and scores on the way, about ``SCORED`` of them, of a system that begins again."""
     points: list[dict[str, Any]] = []
     length, trained, epoch, done, scored = settings.accuracy, 0.0, 0, 0.0, 0.0
-    with worker(order, settings.process) as found:
+    with closing(Worker(order, settings.process)) as found:
+        found.ready()
         while done < length:
             trained += found.epoch()["seconds"]
             epoch += 1

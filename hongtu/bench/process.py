@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from multiprocessing import get_context
 from tempfile import TemporaryDirectory
@@ -133,14 +132,3 @@ def of_ranks(found: list[dict[str, Any]]) -> dict[str, Any]:
             "predicted_seconds": max(each["predicted_seconds"] for each in found),
         }
     return answer
-
-
-@contextmanager
-def worker(order: Order, process: Process | None = None) -> Iterator[Worker]:
-    """A worker that is gone afterwards."""
-    found = Worker(order, process)
-    try:
-        found.ready()
-        yield found
-    finally:
-        found.close()

@@ -128,19 +128,6 @@ def own_model(name: str, artifact: Artifact, option: str = "--model") -> Any:
     make = _own(option, name)
     try:
         made = make(artifact)
-        if not isinstance(made, nn.Module | list | tuple):
-            what = (
-                f"the class {made.__name__}"
-                if isinstance(made, type)
-                else repr(made)
-                if made is None
-                else f"a {type(made).__name__}"
-            )
-            raise InputError(
-                f"{option} {name}: it returned {what}, expected layers in a list, or a model of torch_geometric, as "
-                "GCN(artifact.feature_width, 16, 2, 7)"
-            )
-        return made
     except InputError:
         raise
     except Exception as error:
@@ -148,6 +135,14 @@ def own_model(name: str, artifact: Artifact, option: str = "--model") -> Any:
             f"{option} {name}: {type(error).__name__}: {error}; expected a function of the artifact that returns "
             "layers, or a model of torch_geometric"
         ) from error
+    if isinstance(made, nn.Module | list | tuple):
+        return made
+    what = "None" if made is None else f"a {type(made).__name__}"
+    what = f"the class {made.__name__}" if isinstance(made, type) else what
+    raise InputError(
+        f"{option} {name}: it returned {what}, expected layers in a list, or a model of torch_geometric, as "
+        "GCN(artifact.feature_width, 16, 2, 7)"
+    )
 
 
 def _own(option: str, name: str) -> Any:

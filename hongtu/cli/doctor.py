@@ -98,8 +98,8 @@ def _measure_links(options: argparse.Namespace) -> None:
             "torchrun --nproc-per-node K ... -m hongtu doctor --measure-links (docs/machines.md)"
         )
     from hongtu.files import whole_file
+    from hongtu.ranks.fabric import measure_topology
     from hongtu.ranks.launch import joined
-    from hongtu.ranks.links import measure_topology
 
     path = Path(options.measure_links)
     with joined(say=note) as ranks:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hongtu.graph.artifact import Artifact
     from hongtu.hardware import Hardware
     from hongtu.plan.execution import ExecutionPlan
-    from hongtu.ranks.share import Share
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -161,15 +160,10 @@ def describe_ranks(
         "dependencies": config.dependencies,
         "first_fetched": None if halo is None else halo.first,
         "rounds": 0 if halo is None else max(map(len, halo.fetched)),
-        "by_vertex": halo is not None and any(_computes_beyond(share, halo.first) for share, _ in plans),
+        "by_vertex": halo is not None and any((share.stages[~share.owned] > halo.first).any() for share, _ in plans),
         "ranks": ranks,
         "seconds_per_epoch": max(rank["seconds_per_epoch"] for rank in ranks),
     }
-
-
-def _computes_beyond(share: Share, layer: int) -> bool:
-    """Whether a rank computes of some vertices again what this layer exchanges, or a later one."""
-    return bool(((share.stages > layer) & ~share.owned).any())
 
 
 def _given(config: ModelConfig, plan: ExecutionPlan, budget: int | None, hardware: Hardware) -> dict[str, Any]:

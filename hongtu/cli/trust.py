@@ -73,12 +73,7 @@ def _is_inside(place: Any, run: str | None) -> bool:
         return False
     inside = (Path(folder, name) for folder, *names in os.walk(place) for name in (*names[0], *names[1]))
     there = [Path(place), *inside]
-    return all(_real(path).is_relative_to(_real(run)) and _names_of(path) == 1 for path in there)
-
-
-def _names_of(path: Path) -> int:
-    """Of a file; a directory has one, and so has what is not there."""
-    return path.stat().st_nlink if path.is_file() else 1
+    return all(_real(x).is_relative_to(_real(run)) and not (x.is_file() and x.stat().st_nlink > 1) for x in there)
 
 
 def _real(path: str | Path) -> Path:

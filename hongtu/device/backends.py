@@ -8,8 +8,7 @@ import torch
 
 from hongtu.device.cpu import Backend as Backend
 from hongtu.errors import InputError
-from hongtu.kernels.dispatch import NumbaKernels
-from hongtu.kernels.sparse_products import SparseProducts
+from hongtu.kernels.dispatch import NumbaKernels, SparseProducts
 
 
 def get_backend(device: str | torch.device | Backend, size: int | None = None) -> Backend:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hongtu.device.base import Chosen, Device, Stores, crossing_bytes
 from hongtu.device.capture import Recorder
+from hongtu.device.layer_memory import LEAST, SavedMemory
 from hongtu.device.pool import Make
-from hongtu.device.saved_memory import LEAST, SavedMemory
 from hongtu.device.script import Source
 from hongtu.device.streams import Inline, Stream, Streams, ThreadStream
 from hongtu.hardware import CPU, Hardware

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from hongtu.device.layer_memory import Sample, Substitutes, WorkspaceTracker
-from hongtu.device.pool import Pool
-from hongtu.device.slab import Slab
+from hongtu.device.pool import Pool, Slab
 from hongtu.errors import DeviceOutOfMemory
 from hongtu.hardware import padded
 from hongtu.kernels.dispatch import Kernels, NumbaKernels, in_use, knowing_hubs, using

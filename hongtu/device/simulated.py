@@ -51,7 +51,7 @@ class Scheduler:
         self._queues.append(queue)
         return queue
 
-    def until(self, moment: Moment) -> None:
+    def until(self, moment: QueueEvent) -> None:
         """Work until a moment has come."""
         while not moment.passed:
             ready = [queue for queue in self._queues if queue.ready]
@@ -65,7 +65,7 @@ class Scheduler:
             queue.clear()
 
 
-class Moment:
+class QueueEvent:
     """An event of a queue."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -83,19 +83,19 @@ class Queue:
 
     def __init__(self, scheduler: Scheduler, speed: float) -> None:
         self._scheduler, self.speed = scheduler, speed
-        self._work: deque[Callable[[], object] | Moment | tuple[Moment]] = deque()
+        self._work: deque[Callable[[], object] | QueueEvent | tuple[QueueEvent]] = deque()
 
     def run(self, work: Callable[[], object]) -> None:
         self._work.append(work)
 
-    def record(self) -> Moment:
-        moment = Moment(self._scheduler)
+    def record(self) -> QueueEvent:
+        moment = QueueEvent(self._scheduler)
         self._work.append(moment)
         return moment
 
     def wait(self, event: Event, why: str) -> None:
         self._scheduler.waits.add(why)
-        if isinstance(event, Moment) and why not in self._scheduler.ignored:
+        if isinstance(event, QueueEvent) and why not in self._scheduler.ignored:
             self._work.append((event,))
 
     def clear(self) -> None:
@@ -111,7 +111,7 @@ class Queue:
 
     def step(self) -> None:
         head = self._work.popleft()
-        if isinstance(head, Moment):
+        if isinstance(head, QueueEvent):
             head.passed = True
         elif not isinstance(head, tuple):
             head()

@@ -16,9 +16,8 @@ from torch import Tensor
 from hongtu.device.base import Chosen, Device, Stores, crossing_bytes
 from hongtu.device.host_work import Put
 from hongtu.device.memory import as_numpy
-from hongtu.device.pool import Make, Pool
+from hongtu.device.pool import Make, Pool, Slab
 from hongtu.device.script import Script, Source, Typed, scripts_of, typed
-from hongtu.device.slab import Slab
 from hongtu.device.streams import Streams
 from hongtu.hardware import aligned
 from hongtu.host import available_bytes

@@ -13,10 +13,9 @@ from torch import Tensor
 from hongtu.device.backends import Backend
 from hongtu.engine.disk import Disk
 from hongtu.engine.executor import Executor, Spot
-from hongtu.engine.host_rows import make_host
+from hongtu.engine.host_store import make_host
 from hongtu.engine.instructions import Means
-from hongtu.engine.messages import Messages
-from hongtu.engine.outputs import Outputs
+from hongtu.engine.messages import Messages, Outputs
 from hongtu.engine.replicas import Replicas
 from hongtu.graph.artifact import Artifact
 from hongtu.host import KEPT, KEPT_BESIDE_DISK, check_disk, check_host, drop_pages, reuse_freed_memory

@@ -19,8 +19,7 @@ from hongtu.kernels.dispatch import NumbaKernels, using
 from hongtu.kernels.torch_private import modes_left
 from hongtu.plan.program import moves
 from hongtu.plan.program.moves import EventName
-from hongtu.plan.program.predict import kept_bytes, script_bytes
-from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.program import PassProgram, Program, kept_bytes, script_bytes
 
 LINKED = 1 << 10  # batches, of all passes, whose chunks are kept from epoch to epoch
 

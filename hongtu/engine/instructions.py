@@ -22,8 +22,7 @@ from hongtu.engine.body import Body
 from hongtu.engine.chunk import Chunk, Partition
 from hongtu.engine.disk import Disk, add_kept
 from hongtu.engine.host_store import HostStore
-from hongtu.engine.messages import Messages
-from hongtu.engine.outputs import Outputs
+from hongtu.engine.messages import Messages, Outputs
 from hongtu.model.network import Network
 from hongtu.nn.whole_graph import Moments, WholeGraphNorm
 from hongtu.plan.program import moves

@@ -17,8 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hongtu.engine.blocks import Blocks
-from hongtu.engine.uncached import Uncached
+from hongtu.engine.blocks import Blocks, Uncached
 from hongtu.errors import OutputError
 from hongtu.host import CACHE_LINE, DISK_BLOCK, in_large_pages
 

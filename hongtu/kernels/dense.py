@@ -11,8 +11,11 @@ Each function here gives NotImplemented where torch's own is as good.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,16 +23,77 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hongtu.kernels.blocks import MOST, each_block
 from hongtu.kernels.torch_private import onednn_linear
+from hongtu.threads import shared_cores
 
+MOST = 8  # threads: each holds Python's lock for a part of the time
+_here = threading.local()
 BLOCK = 512  # rows of a block: its output stays in the processor's cache until it is copied
 LEAST = 64 * 128  # numbers in the matrix that rows are multiplied with; anything smaller is not worth a call
 SHORT, LONG = 40, 256  # columns of two matrices of rows whose product is worth it
 LARGEST = 512 * 1024  # numbers in that product: each thread's part of it is added up block by block
 ZEN_5 = 26  # AMD's family; before it AVX-512 code does as much in a cycle as AVX2 code, and blocks take longer
-
 aten = torch.ops.aten
+
+
+def each_block(work: Callable[[int], object], blocks: int) -> None:
+    """Call ``work`` with every number below ``blocks``, in any order; what it computes must not depend on how many
+    threads torch has, and none of its tensors is differentiated.
+
+    On a quiet machine one block comes after another, each by all of OpenMP's threads, which wait for one another at its
+    end. Where others use the cores, the thread that they wait for may not be running, thousands of times in an epoch:
+    then every thread takes the next block by itself, and nobody waits before the last.
+    """
+    threads = torch.get_num_threads()
+    if not shared_cores.crowded or not 1 < threads <= MOST or blocks < 2:
+        for k in range(blocks):
+            work(k)
+        return
+    turns, every = iter(range(blocks)), os.sched_getaffinity(0)
+    own = [{processor} for processor in every] if len(every) == threads else [every] * threads
+
+    def take_turns(number: int) -> None:
+        os.sched_setaffinity(0, own[number])  # else several may come to one processor, beside somebody else's thread
+        with torch.no_grad(), torch.inference_mode(inference):
+            try:
+                for k in turns:
+                    work(k)
+            finally:
+                _end(turns)
+
+    inference = torch.is_inference_mode_enabled()
+    others = [_pool(threads - 1).submit(take_turns, number) for number in range(1, threads)]
+    torch.set_num_threads(1)
+    try:
+        take_turns(0)
+    finally:
+        try:
+            _end(turns)
+            wait(others)
+        finally:
+            torch.set_num_threads(threads)  # also of threads that begin later
+            os.sched_setaffinity(0, every)
+    for other in others:
+        other.result()
+
+
+def _end(turns: Iterator[int]) -> None:
+    """After an error nobody goes on."""
+    for _ in turns:
+        pass
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """The caller's own, of threads that compute alone."""
+    pool: tuple[int, ThreadPoolExecutor] | None = getattr(_here, "pool", None)
+    if pool is None or pool[0] != threads:
+        pool = _here.pool = threads, ThreadPoolExecutor(threads, "hongtu block", initializer=_alone)
+    return pool[1]
+
+
+def _alone() -> None:
+    torch.get_num_threads()  # the first time, torch sets this thread's number itself
+    torch.set_num_threads(1)
 
 
 @cache

@@ -65,6 +65,16 @@ def onednn_linear(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> T
     return torch.ops.mkldnn._linear_pointwise(x_MK, w_NK, bias_N, "none", [], "")
 
 
+def is_pyg(part: Any, where: str = "") -> bool:
+    """Whether an object is of one of torch_geometric's classes, in its package ``where``, as "nn.conv"."""
+    return type(part).__module__.startswith(f"torch_geometric.{where}")
+
+
+def derives_from_pyg(part: Any, where: str = "") -> bool:
+    """Whether its class, or a base of it, is."""
+    return any(base.__module__.startswith(f"torch_geometric.{where}") for base in type(part).__mro__)
+
+
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 """Where a module has its hooks."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, takes_batch_statistics
+from hongtu.kernels.torch_private import compiled_from, derives_from_pyg, has_hooks, is_dropout, takes_batch_statistics
 from hongtu.nn.layer import TRANSFORMS, Layer, is_plain
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
@@ -28,7 +28,7 @@ def check_module(index: int, module: nn.Module) -> None:
             f"{title}: a {type(compiled).__name__} that torch.compile wraps as a whole, which would hide its parts; "
             "compile the row-wise modules inside it and in the list"
         )
-    if any(base.__module__.startswith("torch_geometric.nn.conv") for base in type(module).__mro__):
+    if derives_from_pyg(module, "nn.conv"):
         raise InputError(
             f"{title}: a convolution of torch_geometric; pass *hongtu.from_pyg(conv), or hongtu.nn.PyGLayer(conv)"
         )
@@ -86,7 +86,7 @@ def check_module(index: int, module: nn.Module) -> None:
                     remedy += ", or normalise edge_attr beforehand"
             raise InputError(f"{title}: the {name} inside takes statistics over the whole graph, and {remedy}")
         mixes_rows = takes_batch_statistics(part)
-        if any(base.__module__.startswith("torch_geometric.nn.norm") for base in type(part).__mro__):
+        if derives_from_pyg(part, "nn.norm"):
             mixes_rows = name not in ("LayerNorm", "MessageNorm")
         if mixes_rows:
             remedy = (

@@ -226,7 +226,7 @@ class EdgeLoss:
         """By split, and of metrics with a name by "SPLIT NAME", the mean over its edges: NaN for a split without edges.
 
         Args:
-            metrics: of :func:`hongtu.model.link_scores.link_scores`; None: its default.
+            metrics: of :func:`hongtu.model.link_loss.link_scores`; None: its default.
         """
         metrics, found = metrics or link_scores(None), {}
         for split in ("train", "val", "test"):

@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from hongtu.errors import InputError
+from hongtu.kernels.torch_private import derives_from_pyg
 from hongtu.model.edge_inputs import FEATURES, MATRIX, TYPES, WEIGHTS
 from hongtu.model.python_questions import class_of, goes_by_identity
 from hongtu.model.questions import untraced
@@ -270,8 +271,8 @@ def _changed(
 
 def _may_write(module: nn.Module) -> bool:
     known = type(module).__module__.split(".")[0] in ("torch", "torch_geometric")
-    own = any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)  # a convolution, say
-    return getattr(module, "inplace", False) is True or type(module) is nn.Sequential or not (known or own)
+    known |= derives_from_pyg(module)  # a convolution, say
+    return getattr(module, "inplace", False) is True or type(module) is nn.Sequential or not known
 
 
 def _writes(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError, refused_as
-from hongtu.kernels.torch_private import compiled_from, copied, parameter_hooks
+from hongtu.kernels.torch_private import compiled_from, copied, is_pyg, parameter_hooks
 from hongtu.model.checks import drops, is_altered
 from hongtu.model.edge_inputs import FEATURES, TYPES, WEIGHTS, EdgeInput
 from hongtu.model.expression import label
@@ -44,7 +44,7 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
         InputError: naming the part that has no counterpart, and what to use instead.
     """
     name = type(model).__name__
-    if name == "MLP" and type(model).__module__.startswith("torch_geometric."):
+    if name == "MLP" and is_pyg(model):
         layers = [_tagged(named(part, at.removeprefix(".")), "") for part, at in chain(copied(model), "")]
         return [*layers]
     if not isinstance(model, nn.Module) or not any(map(is_convolution, model.modules())):

@@ -15,7 +15,7 @@ from torch import nn
 
 from hongtu import nn as hnn
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_hooks, with_hooks_of
+from hongtu.kernels.torch_private import has_hooks, is_pyg, with_hooks_of
 from hongtu.model.checks import is_altered
 from hongtu.model.wiring import RowFunction
 from hongtu.nn.layer import is_chain
@@ -44,7 +44,7 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
     Raises:
         InputError: when it has no counterpart, with what to use instead.
     """
-    name = type(conv).__name__ if type(conv).__module__.startswith("torch_geometric.") else "one's own"
+    name = type(conv).__name__ if is_pyg(conv) else "one's own"
     make = _COUNTERPARTS.get(name) if name != "GENConv" else partial(_gen, edge_features=edge_features)
     if any(isinstance(p, nn.UninitializedParameter) for p in conv.parameters()):
         raise InputError(f"from_pyg: {title} has lazy parameters; give its in_channels, or run the model once first")
@@ -166,8 +166,7 @@ def _alone(module: nn.Module) -> nn.Module:
     """The module, or one of torch's kind or ours that does the same."""
     if type(module) is nn.Dropout:
         return with_hooks_of(module, hnn.Dropout(module.p if module.training else 0.0))
-    foreign = type(module).__name__ == "Linear" and type(module).__module__.startswith("torch_geometric.")
-    if foreign and not is_altered(module):
+    if type(module).__name__ == "Linear" and is_pyg(module) and not is_altered(module):
         if module.in_channels == -1:
             raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
         made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]
@@ -274,12 +273,12 @@ def _where(reductions: tuple[str, ...], make: Make) -> Callable[[Any, str], nn.M
     return lambda conv, title: make(conv) if conv.aggr in reductions and isinstance(conv.in_channels, int) else None
 
 
+_ALIKE = ("GCNConv", "TAGConv", "MixHopConv", "ARMAConv", "APPNP")  # whose options have the same names
 _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
-    "GCNConv": _of_sums(lambda conv: _like(hnn.GCNConv, conv)),
+    **{name: _of_sums(partial(_like, getattr(hnn, name))) for name in _ALIKE},
+    **{name: _where(_SUM, partial(_like, getattr(hnn, name))) for name in ("GATConv", "GATv2Conv")},
     "SAGEConv": _sage,
     "PNAConv": _pna,
-    "GATConv": _where(_SUM, lambda conv: _like(hnn.GATConv, conv)),
-    "GATv2Conv": _where(_SUM, lambda conv: _like(hnn.GATv2Conv, conv)),
     "TransformerConv": _where(_SUM, lambda conv: _like(hnn.TransformerConv, conv, bias=conv.lin_key.bias is not None)),
     "GraphConv": _where(
         (*_SUM, "mean", "max", "min"), lambda conv: _like(hnn.GraphConv, conv, bias=conv.lin_rel.bias is not None)
@@ -288,12 +287,8 @@ _COUNTERPARTS: dict[str, Callable[[Any, str], nn.Module | None]] = {
     "RGCNConv": _where((*_SUM, "mean"), lambda conv: _like(hnn.RGCNConv, conv, root_weight=conv.root is not None)),
     "SGConv": _of_sums(lambda conv: _like(hnn.SGConv, conv, bias=conv.lin.bias is not None)),
     "SSGConv": _of_sums(lambda conv: _like(hnn.SSGConv, conv, bias=conv.lin.bias is not None)),
-    "TAGConv": _of_sums(lambda conv: _like(hnn.TAGConv, conv)),
     "ChebConv": _of_sums(lambda conv: _like(hnn.ChebConv, conv, K=len(conv.lins))),
-    "MixHopConv": _of_sums(lambda conv: _like(hnn.MixHopConv, conv)),
-    "ARMAConv": _of_sums(lambda conv: _like(hnn.ARMAConv, conv)),
     "GatedGraphConv": _of_sums(lambda conv: _like(hnn.GatedGraphConv, conv, bias=conv.rnn.bias)),
-    "APPNP": _of_sums(lambda conv: _like(hnn.APPNP, conv)),
     "LGConv": _of_sums(lambda conv: hnn.APPNP(1, 0.0, add_self_loops=False, normalize=conv.normalize)),
     "GCN2Conv": _of_sums(_gcn2),
 }

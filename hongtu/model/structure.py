@@ -16,7 +16,7 @@ from hongtu.graph.paper_edges import PaperEdges
 from hongtu.graph.topology import Topology
 from hongtu.kernels.torch_private import has_hooks
 from hongtu.model.checks import check_module, is_altered, is_random, may_write
-from hongtu.model.fingerprint import Fingerprint
+from hongtu.model.own_state import Fingerprint
 from hongtu.model.wiring import INPUT, RowFunction, TakenApart, resolve, wire, wire_edges
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout, check_drop_edges

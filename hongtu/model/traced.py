@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -32,21 +32,7 @@ Part = tuple[nn.Module, str]  # and its name
 EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the modules that it has gone through
 
 
-class Convert(Protocol):
-    """As for ``traced_layers``."""
-
-    def __call__(
-        self,
-        module: nn.Module,
-        place: str,
-        edges: bool,
-        inputs: dict[str, EdgeValue],
-        optional: dict[str, str],
-        *,
-        pair: bool,
-    ) -> list[nn.Module]: ...
-
-
+Convert = Callable[..., list[nn.Module]]  # as for ``traced_layers``
 _WHAT = {WEIGHTS: "edge weights", FEATURES: "edge features", TYPES: "edge types"}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hongtu.kernels.torch_private import is_pyg
 from hongtu.model.typed_hop import TypedHop
 from hongtu.nn.message_dropout import Edges, MessageDropout
 from hongtu.nn.norm import Normalization
@@ -20,7 +21,7 @@ from hongtu.nn.norm import Normalization
 
 def is_han(module: Any) -> bool:
     """Whether it is torch_geometric's HANConv."""
-    return type(module).__name__ == "HANConv" and type(module).__module__.startswith("torch_geometric.")
+    return type(module).__name__ == "HANConv" and is_pyg(module)
 
 
 class TypedConv(nn.Module):

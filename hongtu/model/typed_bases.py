@@ -19,11 +19,6 @@ GROUPS, SPLITS, EDGE_TYPES = "group_node_placeholder", "split_output", "get_edge
 UNNEEDED = "get_node_offset_dict", "get_edge_offset_dict", EDGE_TYPES
 
 
-def is_of_bases(module: Any) -> bool:
-    """Whether this is such a model."""
-    return isinstance(module, fx.GraphModule) and any(_name(call) == EDGE_TYPES for call in module.graph.nodes)
-
-
 class BasesByType(TypedConv):
     """A ``HeteroBasisConv`` of dictionaries.
 
@@ -61,7 +56,8 @@ class BasesByType(TypedConv):
 def by_type(root: nn.Module, model: nn.Module) -> Iterator[None]:
     """Inside, such models in ``model`` do to the rows of each type what they do to all rows; what they call joins
     ``root``."""
-    changed = [part for part in model.modules() if is_of_bases(part)]
+    graphs = (part for part in model.modules() if isinstance(part, fx.GraphModule))
+    changed = [part for part in graphs if any(_name(call) == EDGE_TYPES for call in part.graph.nodes)]
     for part in changed:
         part.forward = _Forward(root, part)
     try:

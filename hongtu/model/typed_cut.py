@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from hongtu.errors import InputError
 from hongtu.graph.vertex_types import VertexTypes
-from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, with_hooks_of
+from hongtu.kernels.torch_private import compiled_from, has_hooks, is_dropout, is_pyg, with_hooks_of
 from hongtu.model.expression import label
 from hongtu.model.typed_attention import ByRelation, TypedStatistics, attended
 from hongtu.model.typed_hop import EDGE_INDEX, EDGES, NormalizedGcn, TypedHop, first_rows, gcn_degrees, is_gcn, rows_at
@@ -120,7 +120,7 @@ class Hops(TypedValues):
             return
         part.nodes.add(node)
         conv = self._conv(node)
-        of_sources = set() if conv is None else self._sources(node, conv)
+        of_sources = set() if conv is None else self._sources(node)
         if node.target is attended:
             of_sources = {node.all_input_nodes[1]}
         for other in node.all_input_nodes:
@@ -134,7 +134,7 @@ class Hops(TypedValues):
             else:
                 self._place(other, part, hop)
 
-    def _sources(self, node: fx.Node, conv: nn.Module) -> set[fx.Node]:
+    def _sources(self, node: fx.Node) -> set[fx.Node]:
         """The rows that a convolution takes of sources."""
         found: set[fx.Node] = set()
         for given in (*node.args, *node.kwargs.values()):
@@ -250,7 +250,7 @@ class Hops(TypedValues):
                 ]
             found = fx.node.map_arg(given, lambda x: made.own[x] if self._values[x].free else made.every[x])
             if isinstance(given, fx.Node) and not self._values[given].free:
-                if takes_pair(conv) and type(conv).__module__.startswith("torch_geometric."):
+                if takes_pair(conv) and is_pyg(conv):
                     return found, made.own[given]
                 cut = cut or made.own[given]
             elif isinstance(given, dict) and not any(self._values[other].free for other in given.values()):

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from hongtu.kernels.torch_private import has_hooks
+from hongtu.kernels.torch_private import has_hooks, is_pyg
+from hongtu.nn.layers.pyg import with_extra_destination
 from hongtu.nn.ops import aggregates, attention
 
 _OWN = "torch_geometric.nn.", "torch.nn.modules.container"  # of HGTConv's parts
@@ -38,8 +39,8 @@ class WithKernels(nn.Module):
 
 
 class OnFewEdges(nn.Module):
-    """A convolution that may fail where there are no edges, or destinations without, as torch_geometric's median does:
-    one that has two comes before the destinations then, and is left out again.
+    """A convolution that may fail where there are no edges, or destinations without: it runs
+    :func:`with_extra_destination` then.
 
     Args:
         conv: between rows of sources and of destinations; its parameters stay its own.
@@ -55,13 +56,7 @@ class OnFewEdges(nn.Module):
         except (RuntimeError, IndexError) as error:
             if type(error) not in (RuntimeError, IndexError):  # memory that ran out
                 raise
-
-        def behind(x: Any, rows: int) -> Any:
-            return torch.cat([x.new_zeros((rows, *x.shape[1:])), x]) if isinstance(x, Tensor) else x
-
-        ends = torch.cat([edge_index.new_zeros((2, 2)), edge_index + 1], dim=1)
-        rows, more = tuple(behind(x, 1) for x in pair), {name: behind(x, 2) for name, x in named.items()}
-        return self.conv(rows, ends, *(behind(x, 2) for x in given), **more)[1:]
+        return with_extra_destination(self.conv, pair, edge_index, *given, **named)
 
 
 def called(conv: Any, *given: Any, run: Any = None, **named: Any) -> Any:
@@ -80,7 +75,7 @@ def has_kernels(conv: Any) -> bool:
     """Whether a convolution is one of torch_geometric's, unchanged, that adds up rows of sources, by weights or by
     attention."""
     cls = type(conv)
-    if cls.__name__ not in (*_PROPAGATE, "HGTConv") or not cls.__module__.startswith("torch_geometric.nn.conv."):
+    if cls.__name__ not in (*_PROPAGATE, "HGTConv") or not is_pyg(conv, "nn.conv."):
         return False
     changed = {"propagate", "message", "aggregate", "update", "message_and_aggregate"} & vars(conv).keys()
     hooked = any(vars(conv)[name] for name in vars(conv) if name.endswith(("_forward_hooks", "_forward_pre_hooks"))

@@ -16,11 +16,9 @@ from hongtu.nn.layer import Layer
 from hongtu.nn.layers.attention import TransformerConv
 from hongtu.nn.layers.edge_data import CGConv, GMMConv, NNConv, RGCNConv
 from hongtu.nn.layers.gat import GATConv, GATv2Conv
-from hongtu.nn.layers.gated import GatedGCNConv, GGCNConv
-from hongtu.nn.layers.gen import GENConv
-from hongtu.nn.layers.gin import GINConv, GINEConv
+from hongtu.nn.layers.gated import GatedGCNConv, GGCNConv, MeshBlock
+from hongtu.nn.layers.gin import GENConv, GINConv, GINEConv
 from hongtu.nn.layers.hops import APPNP, SIGN
-from hongtu.nn.layers.mesh import MeshBlock
 from hongtu.nn.layers.normalized import GCN2Conv, GCNConv
 from hongtu.nn.layers.pna import PNAConv, degree_histogram
 from hongtu.nn.layers.powers import ChebConv, MixHopConv, SSGConv, TAGConv

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hongtu.kernels.torch_private import is_dropout
+from hongtu.kernels.torch_private import is_dropout, is_pyg
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
 
@@ -66,8 +66,7 @@ def may_drop(conv: Any) -> bool:
         rate = getattr(part, "dropout", 0)
         return [*(rate if isinstance(rate, list | tuple) else [rate]), getattr(part, "p", 1) if is_dropout(part) else 0]
 
-    known = type(conv).__module__.startswith("torch_geometric.")
-    return not known or any(isinstance(x, int | float) and x > 0 for part in conv.modules() for x in rates(part))
+    return not is_pyg(conv) or any(isinstance(x, int | float) and x > 0 for part in conv.modules() for x in rates(part))
 
 
 def dropped_by_id(module: nn.Module) -> set[nn.Module]:
@@ -108,11 +107,10 @@ def nothing_left(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for part, before in parts:
-            known = type(part).__module__.startswith("torch_geometric.")
             for name, value in [*vars(part).items()]:
                 if value is before.get(name) or not isinstance(value, Tensor):
                     continue
-                if known or value.grad_fn is not None:
+                if is_pyg(part) or value.grad_fn is not None:
                     vars(part).pop(name)
                     vars(part).update({name: before[name]} if name in before else {})
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.kernels.torch_private import is_pyg
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer, Skip
 from hongtu.nn.norm import (
@@ -96,7 +97,7 @@ def rules_of(module: torch.nn.Module) -> Any:
     module in place of self; None for a module that is no normalisation over the graph."""
     if isinstance(module, torch.nn.BatchNorm1d):
         return TorchBatchNorm
-    foreign = type(module).__module__.startswith("torch_geometric.nn.norm")
+    foreign = is_pyg(module, "nn.norm")
     rules = _SAME.get(type(module).__name__) if foreign else type(module) if isinstance(module, Normalization) else None
     return None if getattr(module, "mode", "graph") == "node" else rules
 

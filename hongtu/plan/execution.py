@@ -10,8 +10,7 @@ from hongtu.metrics import Traffic
 from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.passes.definition import FEATURES, Pass, gradient
 from hongtu.plan.program.compile import compile_pass, compile_plan
-from hongtu.plan.program.predict import device_traffic, host_peaks, kept_bytes
-from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.program import PassProgram, Program, device_traffic, host_peaks, kept_bytes
 
 
 class ExecutionPlan(PlannedMemory):

@@ -9,7 +9,6 @@ except ImportError as error:
     raise ImportError("hongtu.pyg needs torch_geometric: pip install 'hongtu[pyg]'") from error
 
 from hongtu.pyg.loader import NeighborLoader
-from hongtu.pyg.sampler import NeighborSampler
-from hongtu.pyg.stores import feature_store, graph_store
+from hongtu.pyg.stores import NeighborSampler, feature_store, graph_store
 
 __all__ = ["NeighborLoader", "NeighborSampler", "feature_store", "graph_store"]

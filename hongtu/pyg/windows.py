@@ -9,7 +9,7 @@ Legend: V vertices, F features, k ranks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,14 +19,125 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hongtu.errors import InputError
+from hongtu.nn.dropout import dropout_key, hashes
 from hongtu.pyg.draw import Drawn, part_of
-from hongtu.pyg.row_cache import RowCache
-from hongtu.pyg.sampler import NeighborSampler
-from hongtu.pyg.steps import Step
-from hongtu.pyg.stores import feature_rows
+from hongtu.pyg.stores import NeighborSampler, feature_rows
 from hongtu.ranks.group import Ranks
 from hongtu.ranks.share import deal_partitions
 from hongtu.ranks.together import Alone, Together
+
+_STEP, _ORDER = 0, 1  # what random numbers are for
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of all ranks.
+
+    Attributes:
+        key: of what is drawn in it.
+        seeds: int64 [B], original numbers.
+    """
+
+    key: int
+    seeds: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of any epoch.
+
+    Attributes:
+        vertices: int64 [N], original numbers.
+        partition: int64 [N], the partition of each.
+        size: vertices per step.
+        shuffle: another order in every epoch, in which each stretch has its part of every partition; else as they are.
+        seed: of the random numbers.
+        drop_last: leave out a last step that is smaller.
+    """
+
+    vertices: np.ndarray
+    partition: np.ndarray
+    size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool = False
+
+    def __len__(self) -> int:
+        return len(self.vertices) // self.size if self.drop_last else -(-len(self.vertices) // self.size)
+
+    def of(self, epoch: int) -> Iterator[Step]:
+        """All of them, in sequence."""
+        order = self._order(epoch) if self.shuffle else np.arange(len(self.vertices))
+        for number in range(len(self)):
+            seeds = self.vertices[order[number * self.size : (number + 1) * self.size]]
+            yield Step(dropout_key(self.seed, _STEP, epoch, number), seeds)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """int64 [N]: at random inside a partition; partitions take turns in proportion to their vertices, so that the
+        parts of a step that ranks own are as large in every step."""
+        drawn = hashes(self.vertices, 1, dropout_key(self.seed, _ORDER, epoch)).view(np.int64)[:, 0]
+        inside = np.lexsort((drawn, self.partition))
+        count = np.bincount(self.partition)
+        first = np.cumsum(count) - count
+        turn = np.arange(len(inside)) - np.repeat(first, count)
+        late = hashes(np.arange(len(count)), 1, dropout_key(self.seed, _ORDER, epoch, 1)).view(np.int64)[:, 0]
+        late = (late.view(np.uint64) >> np.uint64(11)) * 2.0**-53
+        return inside[np.argsort((turn + np.repeat(late, count)) / np.repeat(count, count), kind="stable")]
+
+
+class RowCache:
+    """What the last window read, and as much of what earlier ones read as there is room for: those that were read last.
+
+    Args:
+        capacity: rows; a window may have more.
+
+    Attributes:
+        vertices: int64 [R], ascending.
+        rows: float32 [R, F].
+
+    >>> cache, asked = RowCache(4, 1), []
+    >>> def fetch(vertices):
+    ...     asked.append(vertices.tolist())
+    ...     return torch.from_numpy(vertices).float()[:, None]
+    >>> [cache.take(np.array(window), fetch)[:, 0].tolist() for window in ([1, 2, 3], [2, 9], [3, 5, 9], [1, 2, 3])][3]
+    [1.0, 2.0, 3.0]
+    >>> asked, cache.vertices.tolist()
+    ([[1, 2, 3], [9], [5], [1]], [1, 2, 3, 5])
+    """
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self.capacity = capacity
+        self.vertices = np.empty(0, dtype=np.int64)
+        self.rows = torch.empty(0, width, dtype=torch.float32)
+        self._read = np.empty(0, dtype=np.int64)  # the window that read each last
+        self._window = 0
+
+    def take(self, vertices: np.ndarray, fetch: Callable[[np.ndarray], Tensor]) -> Tensor:
+        """float32 [R, F], the rows of a window.
+
+        Args:
+            vertices: int64 [R], ascending.
+            fetch: gets those that are not there.
+        """
+        at = np.searchsorted(self.vertices, vertices)
+        there = at < len(self.vertices)
+        there[there] = self.vertices[at[there]] == vertices[there]
+        rows = torch.empty(len(vertices), self.rows.shape[1], dtype=torch.float32)
+        rows[torch.from_numpy(there)] = self.rows[at[there]]
+        rows[torch.from_numpy(~there)] = fetch(vertices[~there])
+        self._keep(vertices, rows, np.delete(np.arange(len(self.vertices)), at[there]))
+        return rows
+
+    def _keep(self, vertices: np.ndarray, rows: Tensor, others: np.ndarray) -> None:
+        """Hold a window's rows, and of the ``others`` those that were read last."""
+        self._window += 1
+        room = max(0, self.capacity - len(vertices))
+        others = others[np.argsort(-self._read[others], kind="stable")[:room]]
+        together = np.concatenate([vertices, self.vertices[others]])
+        read = np.concatenate([np.full(len(vertices), self._window), self._read[others]])
+        order = np.argsort(together)
+        self.rows = torch.cat([rows, self.rows[others]])[order]
+        self.vertices, self._read = together[order], read[order]
 
 
 def group_of_its_own() -> Together:

@@ -196,7 +196,8 @@ class Ranks(Together):
             yield
         except RuntimeError as error:
             lost = [] if self._pulse is None else self._pulse.missed()
-            text = self._said(lost, f", or its network ({_first_sentence(error)})", "waited for it", rank)
+            first = re.split(r"(?<=[^\s.])\. |\n", str(error), maxsplit=1)[0]  # gloo adds guesses, and wishes
+            text = self._said(lost, f", or its network ({first})", "waited for it", rank)
             if self._pulse is not None:
                 self._pulse.end(lost=True)
             raise RankLost(text) from error
@@ -238,11 +239,6 @@ def _import_without_group() -> None:
             import torch.distributed.nn.functional  # noqa: F401
         finally:
             dist.GroupMember.WORLD = world
-
-
-def _first_sentence(error: BaseException) -> str:
-    """gloo adds guesses, and wishes."""
-    return re.split(r"(?<=[^\s.])\. |\n", str(error), maxsplit=1)[0]
 
 
 def current() -> Together:

@@ -17,14 +17,12 @@ import numpy as np
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact, Rows
 from hongtu.graph.degrees import degree_statistics, edge_id_starts
-from hongtu.graph.halo import Crossing, Halo
-from hongtu.graph.reach import sources_of
+from hongtu.graph.halo import Crossing, Halo, sources_of
 from hongtu.graph.sparse_rows import positions
 from hongtu.graph.topology import Topology, build_topology
 from hongtu.ranks.fabric import Fabric
-from hongtu.ranks.receptive import adopters, edges_of, hops_from
 from hongtu.ranks.rounds import MOST, rounds_of
-from hongtu.ranks.stages import Stages
+from hongtu.ranks.stages import Stages, adopters, edges_of, hops_from
 
 
 def share_of(

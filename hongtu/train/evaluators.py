@@ -45,7 +45,7 @@ def scores(
     """
     together = ranks or Alone()
     if task == "multiclass":
-        right = _chosen_class(out, threshold) == labels
+        right = _right(out, labels, masks, threshold)
         counts = {split: _totals(together, (right & mask).sum(), mask.sum()) for split, mask in masks.items()}
         return {split: float(hits / count) for split, (hits, count) in counts.items()}
     found = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,8 @@ class Inference:
             mask = np.zeros(self.artifact.num_vertices, dtype=bool)
             mask[self._chosen] = True
         given: Any = layers
-        return Trainer(self.artifact, given, loss=Unscored(mask=mask), optimizer=_no_steps, **self._options)
+        no_steps = partial(torch.optim.SGD, lr=0.0)
+        return Trainer(self.artifact, given, loss=Unscored(mask=mask), optimizer=no_steps, **self._options)
 
 
 def _layers_of(model: nn.Module | Sequence[Entry]) -> Sequence[Entry] | nn.ModuleList:
@@ -160,10 +162,6 @@ def _layers_of(model: nn.Module | Sequence[Entry]) -> Sequence[Entry] | nn.Modul
         return from_pyg(model)
     with refused_as("model: its layers cannot be copied", "torch.nn.utils.parametrizations can be"):
         return copy.deepcopy(model)
-
-
-def _no_steps(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.0)
 
 
 def _same(a: np.ndarray | None, b: np.ndarray | None) -> bool:

@@ -29,9 +29,8 @@ from hongtu.model.network import Forms, Network
 from hongtu.model.vertex_loss import MeanLoss
 from hongtu.plan.cost.seconds import predict_seconds, sketch_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.passes.strategy import Choice, Strategy
 from hongtu.plan.search.build import sketch_plan
 from hongtu.plan.search.host import HostLimit, fit_host, without_scripts
 from hongtu.plan.search.planner import GraphShape, plan_run

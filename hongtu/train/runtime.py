@@ -220,7 +220,8 @@ class Runtime:
         spot = self.engine.spot
         assert spot is not None
         name = spot.pass_name
-        correction = self._learn(name, taken)
+        probed, workspace = self._job.probe(self._network, self._plan), self._plan.workspace
+        correction = self._correction.learned(name, taken, probed, self._measure(name), workspace)
         if self._job.spec.on_oom == "replan":  # a plan is made in the memory that the engine had
             self._replace_engine(self._plan)
             self._whole = False
@@ -248,11 +249,6 @@ class Runtime:
         )
         self._correction = correction
         self._replace_engine(plan)
-
-    def _learn(self, name: str, taken: int) -> WorkspaceCorrection:
-        """What is known of the run's layers, with what they took in the passes around one."""
-        probed, workspace = self._job.probe(self._network, self._plan), self._plan.workspace
-        return self._correction.learned(name, taken, probed, self._measure(name), workspace)
 
     def _measure(self, name: str) -> dict[str, int] | None:
         """What layers take in the passes around one, where the host has room to find out."""

@@ -15,9 +15,8 @@ from hongtu.hardware import CPU, PROFILES, Hardware, load_hardware
 from hongtu.plan.cache.transfer import plan_transfers
 from hongtu.plan.cost.seconds import Seconds, pass_seconds, predict_seconds
 from hongtu.plan.cost.work import FINDING, FRESH, LOSS_SWEEPS
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.shapes import EdgeSweeps, LayerShape, NetworkShape, Products, StageWork, Sweeps
-from hongtu.plan.passes.strategy import STRATEGIES
+from hongtu.plan.passes.strategy import STRATEGIES, Choice
 from hongtu.plan.report import LoadCounter, traffic_chart
 from hongtu.plan.search.build import make_plan
 from hongtu.preprocess.reorganize import count_volume

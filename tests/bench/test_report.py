@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments import page as bench_page
-from hongtu.bench.report import page, pictures
+from hongtu.bench.report import page
 from hongtu.cli.main import main as command
 
 pytest.importorskip("matplotlib")
@@ -48,13 +48,13 @@ def rows():
 def test_systems_on_several_graphs_have_bars_of_their_own():
     ours, theirs = rows()["bench"]
     both = [ours, theirs, ours | {"graph": "h.artifact", "seconds": 5.0, "spread": [4.9, 5.1]}]
-    for picture, bars in ((pictures.systems(both), 3), (pictures.phases(both), 2)):
+    for picture, bars in ((page.systems(both), 3), (page.phases(both), 2)):
         assert "g, gcn: hongtu full" in picture and "h, gcn: hongtu full" in picture
         assert len(re.findall(r'<g id="ytick_\d+">', picture)) == bars
-    assert re.findall(r">([0-9.]+)</text>", pictures.systems(both))[-3:] == ["0.500", "2.000", "5.000"]
+    assert re.findall(r">([0-9.]+)</text>", page.systems(both))[-3:] == ["0.500", "2.000", "5.000"]
     assert len(page._tables(both, page.BENCH.about)) == 2
     assert page._tables([ours, theirs], page.BENCH.about)[0][0] == "g, gcn, 2 layers, hidden 8"
-    alone = pictures.systems([ours, theirs])
+    alone = page.systems([ours, theirs])
     assert "gcn: hongtu full" in alone and "g, gcn" not in alone
 
 

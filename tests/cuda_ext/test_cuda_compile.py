@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hongtu.cuda_ext import disk_cache, host_build
-from hongtu.cuda_ext.compile import compile_with_log, cubin, nvrtc_version
-from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError, file_of
+from hongtu.cuda_ext import compile, host_build
+from hongtu.cuda_ext.compile import FOLDER, KERNELS_OF, KernelError, compile_with_log, cubin, file_of, nvrtc_version
 from tests.kernel_machine import skip_without_compiler
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -155,7 +154,7 @@ def test_a_second_compilation_reads_the_disk(nvrtc, empty_cache, folder, monkeyp
     first = cubin("rows.cu", "sm_90", folder)
     [entry] = empty_cache.iterdir()
     monkeypatch.setattr("hongtu.cuda_ext.compile._compile", lambda *_: pytest.fail("compiled again"))
-    assert cubin("rows.cu", "sm_90", folder) == first == disk_cache.content(entry)
+    assert cubin("rows.cu", "sm_90", folder) == first == compile.content(entry)
 
 
 @pytest.mark.parametrize("damage", [lambda old: old[:-40], lambda old: old[:100] + b"x" + old[101:], lambda old: b""])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hongtu.cuda_ext import kernels
+from hongtu.cuda_ext.compile import FOLDER
 from hongtu.cuda_ext.host_build import HostLauncher
-from hongtu.cuda_ext.sources import FOLDER
 from tests.kernel_machine import APART, Machine, before_a_fence, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, random
 

@@ -10,9 +10,9 @@ import torch
 
 from hongtu.cuda_ext import arguments, driver, host_build, kernels
 from hongtu.cuda_ext.arguments import HUB, block_of
+from hongtu.cuda_ext.compile import FOLDER, KERNELS_OF, KernelError
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.cuda_ext.launch import CudaLauncher, _Buffers
-from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
 from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import CscParity, RowParity, graph_of, random
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hongtu.cuda_ext import host_build
-from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF, KernelError
+from hongtu.cuda_ext.compile import FOLDER, KERNELS_OF, KernelError
 from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity
 from tests.mutations import Edit, edited

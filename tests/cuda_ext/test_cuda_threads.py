@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hongtu.cuda_ext import kernels
-from hongtu.cuda_ext.sources import FOLDER
+from hongtu.cuda_ext.compile import FOLDER
 from tests.kernel_machine import Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity, agrees, graph_of, random
 from tests.sanitizing import SanitizingLauncher, works

@@ -12,7 +12,7 @@ import torch
 
 from hongtu.cuda_ext import kernels
 from hongtu.cuda_ext.arguments import block_of
-from hongtu.cuda_ext.sources import FOLDER, KERNELS_OF
+from hongtu.cuda_ext.compile import FOLDER, KERNELS_OF
 from hongtu.hardware import padded
 from tests.kernel_machine import APART, MIXED, Machine, skip_without_compiler
 from tests.kernel_parity import AttentionParity, CscParity, DropoutParity, RowParity

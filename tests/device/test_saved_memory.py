@@ -10,8 +10,7 @@ import torch
 import hongtu.device.cpu
 from hongtu import nn as hnn
 from hongtu.device.cpu import CpuDevice
-from hongtu.device.layer_memory import Sample
-from hongtu.device.saved_memory import REGION, SavedMemory, slot_bytes
+from hongtu.device.layer_memory import REGION, Sample, SavedMemory, slot_bytes
 from hongtu.metrics import Traffic
 from hongtu.plan.search import planner
 from tests import problems, training

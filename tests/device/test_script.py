@@ -13,7 +13,7 @@ import hongtu
 from hongtu.cuda_ext.arguments import HUB
 from hongtu.cuda_ext.host_build import HostLauncher
 from hongtu.device.script import Script, scripts_of, typed
-from hongtu.device.simulated import Moment
+from hongtu.device.simulated import QueueEvent
 from hongtu.engine.executor import Executor
 from hongtu.kernels.torch_private import Operations
 from hongtu.metrics import Traffic
@@ -115,8 +115,8 @@ def test_an_epoch_packs_nothing_and_waits_for_nothing(model, grain, overlap, pro
     trainer = staged.check(model, problem(), grain, epochs=1, device=device, strategy=strategy, detect_anomaly=False)
     plan, waits = trainer.plan, set()
     assert plan.choice.staging == 1 + overlap and plan.script_bytes > 0
-    wait = Moment.synchronize
-    monkeypatch.setattr(Moment, "synchronize", lambda self, why: (waits.add(why), wait(self, why))[1])
+    wait = QueueEvent.synchronize
+    monkeypatch.setattr(QueueEvent, "synchronize", lambda self, why: (waits.add(why), wait(self, why))[1])
     monkeypatch.setattr(hongtu.device.script, "copy_on_host", lambda *_: pytest.fail("packed again"))
     training.assert_counted(trainer, trainer.train_epoch())
     assert waits == {"drain: the pass is done"}

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hongtu import host
-from hongtu.cuda_ext.sources import KernelError
+from hongtu.cuda_ext.compile import KernelError
 from hongtu.device.simulated import SimulatedBackend, poisoned
 from hongtu.device.staged import StagedDevice
 from hongtu.plan.cost.seconds import predict_seconds

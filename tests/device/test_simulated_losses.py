@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hongtu
-from hongtu.cuda_ext.sources import KernelError
+from hongtu.cuda_ext.compile import KernelError
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.model.loss_terms import LossTerm
 from tests import problems, training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hongtu.device.slab import Slab
+from hongtu.device.pool import Slab
 
 F = torch.float32
 

@@ -11,8 +11,7 @@ import torch
 import hongtu
 from hongtu.bench.baselines import importable
 from hongtu.cli.main import main
-from hongtu.kernels.dispatch import NUMBA
-from hongtu.kernels.sparse_products import SparseProducts
+from hongtu.kernels.dispatch import NUMBA, SparseProducts
 from tests import problems, training
 from tests.models import SIX
 

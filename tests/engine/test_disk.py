@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from hongtu.bench import profile as rate
-from hongtu.engine import blocks, disk, stores, uncached
+from hongtu.engine import blocks, disk, stores
 from hongtu.engine.executor import Executor
 from hongtu.engine.host_store import HostStore
 from hongtu.errors import InputError, OutputError
@@ -72,7 +72,7 @@ NOTHING = SimpleNamespace(whole=SimpleNamespace(features=None))  # an artifact w
 def way(request, monkeypatch):
     if request.param == "through it":
         monkeypatch.delattr("os.O_DIRECT", raising=False)
-    monkeypatch.setattr(uncached, "CACHED", 1 << 16)
+    monkeypatch.setattr(blocks, "CACHED", 1 << 16)
 
 
 def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
@@ -81,7 +81,7 @@ def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
         for begin in range(0, made.nbytes, rows.nbytes):
             move(begin, rows)
             ahead = 1 << 22  # what the system may have read beyond: far less than all
-            assert cached_bytes(made._file.fileno(), made.nbytes) <= uncached.CACHED + ahead
+            assert cached_bytes(made._file.fileno(), made.nbytes) <= blocks.CACHED + ahead
     made.close()
 
 

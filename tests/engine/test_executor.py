@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hongtu.cuda_ext.sources import KernelError
+from hongtu.cuda_ext.compile import KernelError
 from hongtu.device.cpu import CpuDevice
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.engine.body import Body
 from hongtu.engine.chunk import Chunk
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
-from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.passes.strategy import Choice, Strategy, get_strategy
 from hongtu.plan.program import moves
 from hongtu.plan.program.moves import call
 from hongtu.plan.program.ref import Ref, Stores

@@ -12,7 +12,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
-from hongtu.cuda_ext.sources import KernelError
+from hongtu.cuda_ext.compile import KernelError
 from hongtu.device.simulated import SimulatedBackend
 from hongtu.plan.passes.strategy import Strategy
 from tests import additions, problems, staged, training

@@ -13,8 +13,7 @@ import hongtu
 from hongtu import nn as hnn
 from hongtu.model.checks import check_module
 from hongtu.nn.layer import Layer
-from hongtu.plan.passes.choice import ONCE
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.passes.strategy import ONCE, Strategy
 from tests import graphs, problems, staged, training
 from tests.models import SIX, H, Model
 

@@ -7,13 +7,10 @@ from hongtu import compiled, parallel
 from hongtu.kernels import (
     attention,
     exponential,
-    gates,
-    graph_attention,
     parts,
     reductions,
     reference,
     sums,
-    transposes,
 )
 
 WIDTHS = [1, 3, 47, 128, 130, 16]
@@ -77,7 +74,7 @@ def test_csc_aggregate(graph, width, dtype):
                 rows, grad = random(cache_rows, width, dtype=dtype), random(num_dst, width, dtype=dtype)
                 both("csc_aggregate", (*arguments, rows), [np.full((num_dst, width), np.nan, dtype)])
                 back = random(cache_rows, width, dtype=dtype)
-                both("csc_aggregate_transpose", (*arguments, grad), [back], transposes)
+                both("csc_aggregate_transpose", (*arguments, grad), [back], sums)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -93,7 +90,7 @@ def test_a_plain_mean_is_the_sum_divided(graph, width):
     found, compiled = (random(num_src, width, dtype=np.float32) for _ in range(2))
     arguments = (indptr, local_source, NO_SLOTS, no_weights, True, grad)
     reference.csc_aggregate_transpose(*arguments, found)
-    transposes.add_by_edge(*arguments, compiled)
+    sums.add_by_edge(*arguments, compiled)
     np.testing.assert_array_equal(found, compiled)
 
 
@@ -166,7 +163,7 @@ def test_graph_attention(graph, loops, heads, channels, dtype):
     num_dst, num_edges, width = len(indptr) - 1, len(local_source), heads * channels
     rows, own = (random(count, width + heads, dtype=dtype) for count in (num_src, num_dst if loops else 0))
     query, grad, slope = random(num_dst, heads, dtype=dtype), random(num_dst, width, dtype=dtype), dtype(0.2)
-    edges, module = (indptr, local_source), graph_attention
+    edges, module = (indptr, local_source), attention
     some = np.random.default_rng(3).random(num_edges) < 0.3
     for mask in (np.empty(0, np.bool_), *[some] * loops):
         shares = [np.full((len(own), heads), np.nan, dtype), np.full((num_edges, heads), np.nan, dtype)]
@@ -235,9 +232,9 @@ def test_gated_sum(graph, width, dtype):
     num_dst = len(indptr) - 1
     arguments = (indptr, local_source, random(num_dst, width, dtype=dtype), random(num_src, 2 * width, dtype=dtype))
     grad, out = random(num_dst, width + 1, dtype=dtype)[:, 1:].copy(), np.full((num_dst, width), np.nan, dtype)
-    both("gated_sum", arguments, [out], gates)
-    both("gated_sum_key_gradient", (*arguments, grad), [out], gates)
-    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], gates)
+    both("gated_sum", arguments, [out], reductions)
+    both("gated_sum_key_gradient", (*arguments, grad), [out], reductions)
+    both("gated_sum_transpose", (*arguments, grad), [random(num_src, 2 * width, dtype=dtype)], reductions)
 
 
 def test_loop_mask(graph):
@@ -267,7 +264,7 @@ def test_gates_of_large_keys_and_nan(dtype):
     indptr, source, nan = np.array([0, 1, 2, 3], np.int64), np.zeros(3, np.int32), np.nan
     keys, rows = np.array([[-1e4, -np.inf], [1e4, np.inf], [nan, 0]], dtype), np.array([[0, 0, 2, 3]], dtype)
     out = np.full((3, 2), 7, dtype)
-    gates.gated_sum(indptr, source, keys, rows, out)
+    reductions.gated_sum(indptr, source, keys, rows, out)
     np.testing.assert_array_equal(out, [[0, 0], [2, 3], [nan, 1.5]])  # not next to 0: that would be slow
 
 
@@ -321,12 +318,12 @@ def test_results_do_not_depend_on_the_thread_count(counter, monkeypatch):
             monkeypatch.setattr(module, "num_threads", lambda: threads)
         out, back = np.empty((500, 33), np.float32), np.zeros((300, 33), np.float32)
         sums.csc_aggregate(*graph, rows, out)
-        transposes.add_by_edge(*graph, grad, back)
+        sums.add_by_edge(*graph, grad, back)
         indptr, local_source, slots, weight, mean = graph
         next_RS, destination = np.empty((2, 301), counter), np.empty(len(local_source), np.int32)
         scale, ordered = np.empty(len(local_source), np.float32), np.zeros((300, 33), np.float32)
-        transposes.order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale)
-        transposes.add_by_source(next_RS[-1], destination, slots, scale, grad, ordered)
+        sums.order_by_source(indptr, local_source, weight, mean, next_RS, destination, scale)
+        sums.add_by_source(next_RS[-1], destination, slots, scale, grad, ordered)
         return out, back, next_RS[-1], destination, scale, ordered
 
     first = run(1)

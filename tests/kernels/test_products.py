@@ -11,7 +11,7 @@ import torch
 
 from hongtu.device.layer_memory import WorkspaceTracker
 from hongtu.kernels import dense
-from hongtu.kernels.blocks import each_block
+from hongtu.kernels.dense import each_block
 from hongtu.threads import shared_cores
 
 pytestmark = pytest.mark.skipif(

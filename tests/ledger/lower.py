@@ -18,8 +18,7 @@ from hongtu.plan.memory.structure import FLOAT, SIZES, chunk_entries
 from hongtu.plan.passes.definition import FEATURES
 from hongtu.plan.program import moves
 from hongtu.plan.program.moves import Instruction
-from hongtu.plan.program.predict import script_bytes
-from hongtu.plan.program.program import PassProgram, Program
+from hongtu.plan.program.program import PassProgram, Program, script_bytes
 from hongtu.plan.program.rows import DESTINATIONS, PartOfChunk, Picked, SlotsOfSources
 from tests.checker.check import GIVEN
 from tests.ledger.form import HOST, Alloc, Call, Chunk, Column, Copy, Free, Kind, Op, Ref, Space

@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hongtu.graph.reach import receptive_field
+from hongtu.graph.halo import receptive_field
 from hongtu.graph.sparse_rows import SparseRows
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
 from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.passes.strategy import Choice, Strategy, get_strategy
 from hongtu.plan.search.build import make_plan, sketch_plan
 from hongtu.plan.search.host import candidates, with_spilled
 from hongtu.plan.search.residents import every_tensor

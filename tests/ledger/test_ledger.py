@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hongtu.metrics import Traffic
-from hongtu.plan.program.predict import device_traffic, host_peaks
+from hongtu.plan.program.program import device_traffic, host_peaks
 from tests.ledger.folds import LedgerError, Values, link_of, peaks, slab, traffic
 from tests.ledger.form import HOST, All, Alloc, Call, Chunk, Column, Copy, Free, Op, Ref, Rows, Space
 from tests.ledger.lower import given

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hongtu
-from hongtu.model.fingerprint import Fingerprint
+from hongtu.model.own_state import Fingerprint
 
 
 def _model() -> nn.ModuleList:

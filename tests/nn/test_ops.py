@@ -8,8 +8,8 @@ from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hongtu.cuda_ext.compile import KernelError
 from hongtu.cuda_ext.host_build import HostLauncher
-from hongtu.cuda_ext.sources import KernelError
 from hongtu.kernels.dispatch import CudaKernels, using, watching
 from hongtu.nn.ops import aggregates
 from hongtu.nn.ops.attention import graph_attention

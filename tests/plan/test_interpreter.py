@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from hongtu.errors import BudgetError
-from hongtu.graph.reach import receptive_field
-from hongtu.plan.passes.choice import Choice
+from hongtu.graph.halo import receptive_field
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.passes.strategy import Strategy, get_strategy
+from hongtu.plan.passes.strategy import Choice, Strategy, get_strategy
 from hongtu.plan.program.moves import Copy
-from hongtu.plan.program.predict import copied_rows, crossing_bytes, row_bytes
+from hongtu.plan.program.program import copied_rows, crossing_bytes, row_bytes
 from hongtu.plan.search.build import make_plan, sketch_plan
 from hongtu.plan.search.host import candidates, with_spilled
 from hongtu.plan.search.residents import _units, every_tensor

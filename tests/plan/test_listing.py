@@ -15,7 +15,7 @@ from hongtu.errors import InputError
 from hongtu.hardware import CPU, H200
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import Strategy
-from hongtu.plan.program import describe, moves
+from hongtu.plan.program import listing, moves
 from hongtu.plan.program.compile import compile_plan
 from hongtu.plan.program.listing import list_program
 from hongtu.plan.program.moves import Instruction
@@ -60,7 +60,7 @@ def test_every_instruction_is_listed(model, hardware):
 
 def test_every_kind_has_words():
     every = [x for x in vars(moves).values() if isinstance(x, type) and issubclass(x, Instruction)]
-    kinds, known = [x for x in every if x is not Instruction], inspect.getsource(describe)
+    kinds, known = [x for x in every if x is not Instruction], inspect.getsource(listing)
     assert len(kinds) == 12 and all(kind.words or f"moves.{kind.__name__}()" in known for kind in kinds)
 
 

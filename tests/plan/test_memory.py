@@ -9,11 +9,10 @@ import numpy as np
 from hongtu.graph.topology import build_topology
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.structure import Array
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
-from hongtu.plan.passes.strategy import get_strategy
+from hongtu.plan.passes.strategy import Choice, get_strategy
 from hongtu.plan.program.compile import compile_plan
-from hongtu.plan.program.predict import device_traffic, host_peaks
+from hongtu.plan.program.program import device_traffic, host_peaks
 from hongtu.plan.search.build import make_plan
 from tests import tiny
 from tests.tiny import named

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hongtu.graph.reach import receptive_field
+from hongtu.graph.halo import receptive_field
 from hongtu.plan.passes.builder import plan_passes
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
 from hongtu.plan.passes.shapes import Products, StageWork, ValueShape

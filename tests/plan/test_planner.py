@@ -13,8 +13,7 @@ from hongtu.errors import BudgetError
 from hongtu.hardware import CPU, H200
 from hongtu.model.named import build_layers
 from hongtu.plan.cost.seconds import predict_seconds
-from hongtu.plan.passes.choice import Choice
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.passes.strategy import Choice, Strategy
 from hongtu.plan.search.build import plan_caches, sketch_plan
 from hongtu.plan.search.planner import plan_run
 from hongtu.train import network_plan, planning

@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, gradient
+from hongtu.plan.passes.strategy import Choice
 from hongtu.plan.program import moves
 from hongtu.plan.program.compile import compile_plan
-from hongtu.plan.program.describe import ARRAYS
+from hongtu.plan.program.listing import ARRAYS
 from hongtu.plan.program.moves import Call, Copy
 from hongtu.plan.program.ref import Stores
 from hongtu.plan.program.rows import FRONT, Picked

@@ -14,9 +14,8 @@ from hongtu.graph.topology import build_topology
 from hongtu.hardware import CPU, H200
 from hongtu.plan.cost.seconds import computing_seconds, predict_seconds, sketch_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.choice import ONCE, Choice
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.passes.strategy import get_strategy
+from hongtu.plan.passes.strategy import ONCE, Choice, get_strategy
 from hongtu.plan.search.build import make_plan, plan_caches, sketch_plan
 from hongtu.plan.search.grains import LITTLE, fitting_plans, smallest_budget, with_edges
 from hongtu.plan.search.planner import SWEEPS, GraphShape, plan_run

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hongtu.hardware import aligned
 from hongtu.plan.memory.buffers import Buffer
 from hongtu.plan.memory.slab import Price, stacked
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES
+from hongtu.plan.passes.strategy import Choice
 from hongtu.plan.program import moves
 from tests import tiny
 from tests.tiny import named

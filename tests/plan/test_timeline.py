@@ -7,8 +7,7 @@ import pytest
 
 from hongtu.graph.topology import build_topology
 from hongtu.hardware import H200
-from hongtu.plan.passes.choice import Choice
-from hongtu.plan.passes.strategy import get_strategy
+from hongtu.plan.passes.strategy import Choice, get_strategy
 from hongtu.plan.search.build import make_plan
 from tests import tiny
 from tests.timeline import Timeline

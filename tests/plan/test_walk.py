@@ -8,7 +8,7 @@ import pytest
 
 from hongtu.hardware import H200
 from hongtu.plan.cost.seconds import ROUNDS, pass_seconds, walk
-from hongtu.plan.passes.choice import Choice
+from hongtu.plan.passes.strategy import Choice
 from tests import tiny
 
 BATCHES = 4

@@ -10,8 +10,7 @@ from hongtu.graph.topology import build_topology
 from hongtu.plan.cache.transfer import batch_limits, plan_transfers
 from hongtu.preprocess import parts
 from hongtu.preprocess.csc import Csc, renumber
-from hongtu.preprocess.order import MOST_EDGES, ORDERS, candidates, cut_chunks, order_vertices
-from hongtu.preprocess.order.count import count_loads
+from hongtu.preprocess.order import MOST_EDGES, ORDERS, candidates, count_loads, cut_chunks, order_vertices
 
 
 def random_graph(seed, num_vertices=40, num_edges=150):

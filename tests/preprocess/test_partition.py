@@ -9,13 +9,13 @@ from hongtu.preprocess.csc import build_csc
 from hongtu.preprocess.partition import (
     METIS_EDGES,
     PARTITIONERS,
+    SLACK,
     choose_partitioner,
     partition_statistics,
     partition_vertices,
     symmetric_neighbours,
     vertex_weights,
 )
-from hongtu.preprocess.partition.streaming import SLACK
 from hongtu.preprocess.parts import kaminpar_installed
 
 

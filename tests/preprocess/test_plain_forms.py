@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hongtu.graph import neighbour_sets
-from hongtu.preprocess import bucket_sort, csc, graph_models, reorganize
+from hongtu.preprocess import bucket_sort, csc, graph_models, partition, reorganize
+from hongtu.preprocess import order as orders
 from hongtu.preprocess import partition as partitions_
-from hongtu.preprocess.order import clusters, count
-from hongtu.preprocess.partition import streaming
+from hongtu.preprocess.order import clusters
 from tests.plain_forms import assert_each_same, assert_same
 
 GRAPHS = [(1, 0), (1, 3), (7, 0), (40, 200), (300, 900), (70_000, 3000)]  # vertices and edges; the last in two blocks
@@ -121,7 +121,7 @@ def test_rows_that_an_order_loads(graph, steps):
     part = np.random.default_rng(4).integers(0, m, v).astype(np.int32)
     order = np.argsort(part, kind="stable").astype(np.int32)
     ends = np.linspace(0, v, m * steps + 1).astype(np.int64)
-    assert_same(count._gap_histogram, order, ends, part, m, start, source)
+    assert_same(orders._gap_histogram, order, ends, part, m, start, source)
 
 
 def test_clusters_and_streams(graph):
@@ -144,7 +144,7 @@ def test_clusters_and_streams(graph):
     load = np.stack([np.bincount(own, w, minlength=2) for w in (np.ones(v), np.diff(start) + 1, mask)], axis=1)
     share = np.maximum(load.sum(axis=0), 1) / 2
     back = bucket_sort.transpose(start, source)
-    assert_same(streaming._stream, start, source, *back, mask, own, load.astype(float), share)
+    assert_same(partition._stream, start, source, *back, mask, own, load.astype(float), share)
     assert_same(graph_models._spread, np.arange(v), np.full(v, v))
 
 

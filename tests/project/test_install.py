@@ -62,7 +62,7 @@ def test_the_wheel_holds_every_source_and_runs_alone(built, tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
         "import hongtu, hongtu.preprocess.pipeline, hongtu.cli.main;"
-        "from hongtu.cuda_ext import sources; print(hongtu.__file__, 'torch' in sys.modules)"
+        "from hongtu.cuda_ext import compile; print(hongtu.__file__, 'torch' in sys.modules)"
     )
     assert run(code, tmp_path) == f"{tmp_path}/hongtu/__init__.py False"
 

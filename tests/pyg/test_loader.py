@@ -14,7 +14,7 @@ from torch_geometric.loader import NodeLoader
 import hongtu
 from hongtu.errors import InputError
 from hongtu.pyg import NeighborLoader, NeighborSampler, feature_store, graph_store
-from hongtu.pyg.steps import Steps
+from hongtu.pyg.windows import Steps
 from tests import problems
 
 

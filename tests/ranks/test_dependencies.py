@@ -22,8 +22,7 @@ from hongtu.hardware import CPU
 from hongtu.model.embedding import NAME
 from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.preprocess.partition import PARTITIONERS
-from hongtu.ranks.receptive import FAR, hops_from
-from hongtu.ranks.stages import UNREAD, ByLayer
+from hongtu.ranks.stages import FAR, UNREAD, ByLayer, hops_from
 from hongtu.train.loop import COMMON
 from hongtu.train.planning import plan_ranks
 from tests import problems, training

@@ -11,9 +11,8 @@ import torch
 
 from hongtu.errors import BudgetError
 from hongtu.graph.artifact import Artifact
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, gradient
-from hongtu.plan.passes.strategy import get_strategy
+from hongtu.plan.passes.strategy import Choice, get_strategy
 from hongtu.plan.search.build import make_plan, sketch_plan
 from hongtu.ranks.fabric import fabric_of_hosts
 from hongtu.ranks.share import deal_partitions, share_of

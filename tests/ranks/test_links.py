@@ -9,7 +9,7 @@ import pytest
 
 from hongtu.errors import InputError
 from hongtu.hardware import CPU
-from hongtu.ranks import links
+from hongtu.ranks import fabric
 from hongtu.ranks.fabric import load_fabric, over
 from hongtu.ranks.together import Alone
 from tests.ranks.test_processes import result_on
@@ -34,7 +34,7 @@ class Timed(TurnRanks):
         for rank, pieces in Counter(rank for rank, _ in begun).items():
             giver, taker = HOSTS[rank], HOSTS[self.rank]
             rate = MEMORY if giver == taker else min(OUT[giver], INTO[taker])
-            self.clock += 2 * pieces * links.PIECE / rate
+            self.clock += 2 * pieces * fabric.PIECE / rate
         super().end(begun)
 
 
@@ -42,10 +42,10 @@ def test_every_hop_gets_what_it_carries(monkeypatch, tmp_path):
     """That of the fastest that it gives to, or takes from."""
 
     def measure(ranks):
-        monkeypatch.setattr(links, "perf_counter", lambda: clocks[turn()].clock)
+        monkeypatch.setattr(fabric, "perf_counter", lambda: clocks[turn()].clock)
         clocks[ranks.rank] = ranks
         turn = lambda: ranks.room.whose  # noqa: E731
-        return links.measure_topology(ranks)
+        return fabric.measure_topology(ranks)
 
     clocks = {}
     found = run_ranks(len(HOSTS), measure, Timed)
@@ -55,9 +55,9 @@ def test_every_hop_gets_what_it_carries(monkeypatch, tmp_path):
     assert found[0]["hops"] == pytest.approx(expected | {f"{a} memory": MEMORY for a in OUT}, rel=1e-6)
     file = tmp_path / "topology.json"
     file.write_text(json.dumps(found[0]))
-    fabric = load_fabric(file, len(HOSTS), CPU)
-    assert fabric.paths[0, 2] == ("a out", "b in") and fabric.paths[2, 3] == ("b memory",)
-    assert over(fabric, CPU).network_link == pytest.approx(20 * MEGA) and over(None, CPU) is CPU
+    measured = load_fabric(file, len(HOSTS), CPU)
+    assert measured.paths[0, 2] == ("a out", "b in") and measured.paths[2, 3] == ("b memory",)
+    assert over(measured, CPU).network_link == pytest.approx(20 * MEGA) and over(None, CPU) is CPU
 
 
 def test_a_process_alone_has_nothing_to_measure(capsys):
@@ -66,7 +66,7 @@ def test_a_process_alone_has_nothing_to_measure(capsys):
     assert main(["doctor", "--measure-links", "file"]) == 2
     assert "this process is alone" in capsys.readouterr().err
     assert main(["doctor", "--measure-links", "file", "--measure"]) == 2
-    assert links.measure_topology(Alone()) == {"hops": {}, "paths": {}}
+    assert fabric.measure_topology(Alone()) == {"hops": {}, "paths": {}}
 
 
 @pytest.mark.long

@@ -14,8 +14,7 @@ from hongtu.engine import messages
 from hongtu.engine.messages import LAST, way_by_step
 from hongtu.graph.halo import Crossing
 from hongtu.plan.cost.seconds import _beside
-from hongtu.plan.passes.choice import Choice
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.passes.strategy import Choice, Strategy
 from hongtu.plan.program.moves import Post
 from hongtu.plan.search.build import make_plan
 from hongtu.ranks.share import share_of

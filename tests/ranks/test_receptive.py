@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hongtu.graph.reach import sources_of
+from hongtu.graph.halo import sources_of
 from hongtu.graph.topology import build_topology
-from hongtu.ranks.receptive import FAR, add_over_edges, adopters, edges_of
+from hongtu.ranks.stages import FAR, add_over_edges, adopters, edges_of
 
 
 @pytest.mark.parametrize("vertices, chunks", [(1, 1), (12, 3), (90, 8)])

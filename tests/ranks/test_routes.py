@@ -19,8 +19,7 @@ from hongtu.plan.cost.seconds import predict_seconds
 from hongtu.ranks import fabric as fabrics
 from hongtu.ranks import rounds
 from hongtu.ranks.fabric import Fabric, fabric_between, fabric_of_hosts, load_fabric, shared_hosts
-from hongtu.ranks.rounds import rounds_of
-from hongtu.ranks.routes import Tree, paces, plan_routes, readers_of
+from hongtu.ranks.rounds import Tree, paces, plan_routes, readers_of, rounds_of
 from hongtu.ranks.share import Share, share_of
 from hongtu.ranks.stages import ByLayer
 from hongtu.train.planning import plan_ranks

@@ -143,8 +143,11 @@ def test_a_large_output_is_read_where_splits_have_vertices(columns, splits, monk
     masks = {split: torch.rand(500, generator=draw) < 0.3 for split in splits}
     expected = scores(out, labels, masks, "multiclass")
     monkeypatch.setattr(evaluators, "AT_ONCE", 64)
+    choose, read = evaluators._chosen_class, []
+    monkeypatch.setattr(evaluators, "_chosen_class", lambda out, above: read.append(len(out)) or choose(out, above))
     outside = torch.ones(500, dtype=torch.bool)
     for mask in masks.values():
         outside &= ~mask
     out[outside] = torch.nan
     assert scores(out, labels, masks, "multiclass") == expected
+    assert not splits or (sum(read) == int((~outside).sum()) and max(read) * columns <= 64)

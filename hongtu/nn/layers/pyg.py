@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import InputError, names_known
-from hongtu.kernels.torch_private import copied
+from hongtu.kernels.torch_private import copied, is_pyg
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer
 from hongtu.nn.message_dropout import Edges, MessageDropout, may_drop, nothing_left
@@ -61,7 +61,7 @@ class PyGLayer(Layer):
         if may_drop(conv):
             self.message_dropout = MessageDropout()
         self._takes, self._takes_size = [*parameters], "size" in parameters
-        self._of_ones_own = not type(conv).__module__.startswith("torch_geometric.")
+        self._of_ones_own = not is_pyg(conv)
         self.weighted = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
@@ -113,7 +113,7 @@ class PyGLayer(Layer):
             without = int((block.in_degree == 0).sum())
             if without and type(error) in (RuntimeError, IndexError):
                 try:
-                    return self._behind_another(block, h, options)
+                    return with_extra_destination(self.conv, (h, h[: block.num_dst]), block.edge_index, **options)
                 except (RuntimeError, IndexError) as again:
                     if type(again) not in (RuntimeError, IndexError):  # memory that ran out
                         raise
@@ -146,15 +146,6 @@ class PyGLayer(Layer):
                 f"PyGLayer({name}): its forward takes neither rows nor a pair of rows, of sources and destinations "
                 f"({error}; {failed}); make it take x as in torch_geometric's own, or write it as a hongtu.nn.Layer"
             ) from error
-
-    def _behind_another(self, block: Block, h: Tensor, options: dict[str, Any]) -> Tensor:
-        """For what fails where the first destinations, or all, have no in-edges, as torch_geometric's median does: one
-        that has two comes before them, and is left out again."""
-        size = {"size": (len(h), block.num_dst + 1)} if "size" in options else {}
-        more = {name: torch.cat([x.new_zeros((2, *x.shape[1:])), x]) for name, x in options.items() if name != "size"}
-        shift = block.edge_index.new_tensor([[0], [1]])
-        ends = torch.cat([block.edge_index.new_zeros((2, 2)), block.edge_index + shift], dim=1)
-        return self.conv((h, torch.cat([h[:1], h[: block.num_dst]])), ends, **more, **size)[1:]
 
     def _check_local(self, form: tuple[int, ...], beside: dict[str, Tensor]) -> None:
         """Refuse a convolution of one tensor that gives other rows where edges into other vertices, and vertices that
@@ -196,6 +187,22 @@ class PyGLayer(Layer):
                 f"all that a chunk has; {_remedy(name)}"
             )
         self._is_local = True
+
+
+def with_extra_destination(
+    conv: torch.nn.Module, pair: tuple[Tensor, Tensor], edge_index: Tensor, *of_edges: Any, **named: Any
+) -> Tensor:
+    """Call a convolution that fails where the first destinations, or all, have no in-edges, as torch_geometric's median
+    does: a destination with two in-edges comes before them, and is left out again."""
+
+    def behind(x: Any) -> Any:
+        return torch.cat([x.new_zeros((2, *x.shape[1:])), x]) if isinstance(x, Tensor) else x
+
+    if "size" in named:
+        named["size"] = tuple(count + 1 for count in named["size"])
+    rows = tuple(torch.cat([x[:1] if len(x) else x.new_zeros((1, *x.shape[1:])), x]) for x in pair)
+    ends = torch.cat([edge_index.new_zeros((2, 2)), edge_index + 1], dim=1)
+    return conv(rows, ends, *map(behind, of_edges), **{name: behind(x) for name, x in named.items()})[1:]
 
 
 def _remedy(name: str) -> str:

@@ -1,6 +1,6 @@
 """Differentiable attention over one bipartite CSC block: its logits, and all of it as one operation on the CPU.
 
-Legend as in :mod:`hongtu.kernels.graph_attention`, F = H * K features. ``indptr`` int64 [D + 1], ``local_source`` int32
+Legend as in :mod:`hongtu.kernels.attention`, F = H * K features. ``indptr`` int64 [D + 1], ``local_source`` int32
 [E].
 """
 

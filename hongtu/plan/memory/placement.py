@@ -14,10 +14,9 @@ from hongtu.plan.cache.buckets import Buckets
 from hongtu.plan.cache.transfer import BatchLimits, TransferCounts, TransferPlan, batch_limits, plan_resident
 from hongtu.plan.cache.writers import Writers
 from hongtu.plan.memory.structure import Array, Needs, edge_order, pass_needs
-from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import Pass, PassList
 from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.passes.strategy import ONCE, Choice, Strategy, View
 
 
 @dataclass(frozen=True)

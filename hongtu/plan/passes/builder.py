@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from hongtu.graph.halo import Halo
-from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, PassList, gradient
-from hongtu.plan.passes.names import Names
+from hongtu.plan.passes.definition import FEATURES, OUTPUT, Names, Pass, PassList, gradient
 from hongtu.plan.passes.shapes import LayerShape, NetworkShape
 from hongtu.plan.passes.strategy import Strategy
 

@@ -12,8 +12,7 @@ from hongtu.plan.memory.planned import PlannedMemory
 from hongtu.plan.memory.structure import Array
 from hongtu.plan.passes.definition import FEATURES, OUTPUT, Pass, gradient
 from hongtu.plan.program.moves import Call, call, with_drops
-from hongtu.plan.program.operands import gradient_cache, own, stays_at, stores, value_cache, where
-from hongtu.plan.program.ref import Ref, Stores
+from hongtu.plan.program.ref import Ref, Stores, gradient_cache, own, stays_at, stores, value_cache, where
 from hongtu.plan.program.rows import FRONT, SOURCES
 
 OF_ROWS = ("ids", "statistics", "factors")  # what combine and stages find of their rows

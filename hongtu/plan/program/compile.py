@@ -16,9 +16,8 @@ from hongtu.plan.program import copies, moves
 from hongtu.plan.program.chunk_body import chunk_body, sort_edges
 from hongtu.plan.program.moves import Copy, Instruction, call
 from hongtu.plan.program.on_disk import Laid
-from hongtu.plan.program.operands import on_host, own, stays_at, stores, where
 from hongtu.plan.program.program import PassProgram, Program
-from hongtu.plan.program.ref import Ref, Stores
+from hongtu.plan.program.ref import Ref, Stores, on_host, own, stays_at, stores, where
 from hongtu.plan.program.rows import DESTINATIONS, EDGE_FRONT, FRONT, PartOfChunk
 from hongtu.plan.program.waits import with_waits
 

@@ -20,7 +20,9 @@ from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.program import moves
 from hongtu.plan.program.moves import Call, Copy, Instruction, Link, call
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Given, Laid, Summed
-from hongtu.plan.program.operands import (
+from hongtu.plan.program.ref import (
+    Ref,
+    Stores,
     flushed,
     gradient_cache,
     on_host,
@@ -32,7 +34,6 @@ from hongtu.plan.program.operands import (
     value_cache,
     where,
 )
-from hongtu.plan.program.ref import Ref, Stores
 from hongtu.plan.program.rows import DESTINATIONS, FRONT, OfChunk, Picked, Selection, SlotsOfSources, SparsePart
 
 # arrays of a chunk's structure that are rows of host tensors

@@ -46,7 +46,7 @@ class Instruction:
 
     Attributes:
         verb: what it is called in listings, and by whoever runs it: its kind's name, if it has no other.
-        words: what it does, for listings, with its operands' names in braces; of some kinds ``describe.py`` says more.
+        words: what it does, for listings, with its operands' names in braces; of some kinds ``listing.py`` says more.
     """
 
     verb: ClassVar[str]

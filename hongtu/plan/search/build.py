@@ -19,10 +19,9 @@ from hongtu.plan.cache.transfer import (
 from hongtu.plan.cache.writers import Writers, find_writers
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.passes.builder import plan_passes
-from hongtu.plan.passes.choice import ONCE, Choice, View
 from hongtu.plan.passes.definition import Pass
 from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.passes.strategy import ONCE, Choice, Strategy, View
 
 
 def sketch_plan(

@@ -10,7 +10,7 @@ from hongtu.graph.topology import Topology
 from hongtu.hardware import Hardware
 from hongtu.plan.cost.seconds import computing_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.choice import ONCE, View
+from hongtu.plan.passes.strategy import ONCE, View
 from hongtu.plan.search.build import sketch_plan
 
 LITTLE = 0.02  # beside what an epoch computes

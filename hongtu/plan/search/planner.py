@@ -13,15 +13,13 @@ import numpy as np
 from hongtu.compiled import SMALL
 from hongtu.config import BudgetShare, in_bytes, size
 from hongtu.errors import BudgetError
-from hongtu.graph.halo import Halo
-from hongtu.graph.reach import receptive_field
+from hongtu.graph.halo import Halo, receptive_field
 from hongtu.graph.topology import Topology
 from hongtu.hardware import CPU, Hardware
 from hongtu.plan.cost.seconds import least_seconds, predict_seconds
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.choice import Choice, View
 from hongtu.plan.passes.shapes import NetworkShape
-from hongtu.plan.passes.strategy import Strategy
+from hongtu.plan.passes.strategy import Choice, Strategy, View
 from hongtu.plan.search.build import make_plan, most_array_bytes, plan_caches, sketch_plan
 from hongtu.plan.search.grains import Probe, fitting_plans, probed, smallest_budget, with_edges
 from hongtu.plan.search.residents import choose_residents, every_tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hongtu.plan.execution import ExecutionPlan
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import PassList, gradient
+from hongtu.plan.passes.strategy import Choice
 
 STRUCTURE: frozenset[str] = frozenset({"structure"})  # stands for the chunks' structure among units of tensors
 

@@ -17,7 +17,7 @@ from torch import fx, nn
 from hongtu.errors import InputError
 from hongtu.kernels.torch_private import has_backward_hooks, hooks_of, is_dropout
 from hongtu.model.checks import PLAIN_ACTIVATIONS, check_module
-from hongtu.model.fingerprint import Fingerprint
+from hongtu.model.own_state import Fingerprint
 from hongtu.nn.layer import Layer
 
 OURS = {"training", "context", "site", "transform_first", "once_per_vertex"}  # attributes that planning and running set

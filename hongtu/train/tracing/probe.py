@@ -31,9 +31,9 @@ from hongtu.model.vertex_loss import MeanLoss
 from hongtu.nn.dropout import EdgeDropout
 from hongtu.plan.execution import ExecutionPlan
 from hongtu.plan.memory.host import Kept
-from hongtu.plan.passes.choice import Choice
 from hongtu.plan.passes.definition import FEATURES, Pass
 from hongtu.plan.passes.shapes import NetworkShape
+from hongtu.plan.passes.strategy import Choice
 from hongtu.plan.program.program import PassProgram
 from hongtu.plan.search.build import make_plan
 from hongtu.train.tracing.guards import digest_of, remembered

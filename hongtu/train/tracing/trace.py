@@ -117,16 +117,12 @@ def constant_layers(network: Network, form: GraphForm) -> int:
     with modes_kept(network.modules), _differentiated(network):
         found, _ = _run(network, form, training=network.modules.training)
     for index, shape in enumerate(found.layers):
-        changes = index > 0 and any(_changes(module) for module in _around_stage(network, index))
+        called = [*network.layers[index - 1 : index + 1], *(module for _, module in network.row_modules[index])]
+        changes = index > 0 and any(map(_changes, called))  # whose methods an inner stage may call
         trained = shape.trained or any(value.trained for value in found.values if value.stage == index)
         if changes or trained or shape.norm or not shape.linear:
             return index
     return len(network.layers)
-
-
-def _around_stage(network: Network, index: int) -> list[nn.Module]:
-    """The modules whose methods an inner stage may call."""
-    return [*network.layers[index - 1 : index + 1], *(module for _, module in network.row_modules[index])]
 
 
 def _draws(module: nn.Module) -> bool:
