@@ -5,9 +5,8 @@
     python -m experiments.recipes.generated sage --scale 0.1 --epochs 3
 
 Every side is a process of its own: hongtu without a limit, hongtu in a quarter and in ``--share`` of the device memory
-that that takes, the same model in plain torch (torch_geometric), which may take the memory that there is and says
-where that does not do, and hongtu in the share in a process of half of the memory that torch_geometric's takes, with
-rows on a disk. In each of hongtu's epochs what is counted must be what was predicted.
+that that takes, and the same model in plain torch (torch_geometric), which may take the memory that there is and says
+where that does not do. In each of hongtu's epochs what is counted must be what was predicted.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="append a JSON line here")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--budget", help=argparse.SUPPRESS)
-    parser.add_argument("--host-memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.hidden = options.hidden or (16 if options.model == "mesh" else 32)
     if options.side:
@@ -70,10 +68,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         options.work = options.work or Path(folder)
         prepare(options)
-        found: dict[str, dict[str, Any]] = {}
-        for side in SIDES:
-            if side in options.sides:
-                found[side] = run(side, options, found.get("plain", {}).get("process"))
+        found = {side: run(side, options) for side in (*SIDES,) if side in options.sides}
     for side, row in found.items():
         print(f"{side}: {', '.join(f'{name} {shown(value)}' for name, value in row.items())}")
     given = {name: getattr(options, name) for name in ("model", "scale", "share", "hidden", "steps", "features")}
@@ -85,18 +80,14 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def run(side: str, options: argparse.Namespace, process: int | None) -> dict[str, Any]:
-    """What a process of its own says of one side; torch_geometric's has taken so much memory."""
+def run(side: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What a process of its own says of one side; the budget of a share is that of the need found before."""
     command = [sys.executable, "-m", "experiments.recipes.generated", options.model, "--side", side]
     for name in ("scale", "share", "hidden", "steps", "features", "chunks", "epochs", "work"):
         command += [f"--{name}", str(getattr(options, name))]
-    budgets = {"quarter": "25%"} | dict.fromkeys(("share", "half"), f"{100 * options.share:g}%")
+    budgets = {"quarter": "25%", "share": f"{100 * options.share:g}%"}
     if side in budgets:
         command += ["--budget", budgets[side]]
-    if side == "half":
-        if process is None:
-            return {"failed": "torch_geometric's process is not known"}
-        command += ["--host-memory", str(process // 2)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         return {"failed": f"exit code {done.returncode}; memory of this machine {available_bytes()}"}
@@ -165,8 +156,7 @@ def ours(options: argparse.Namespace) -> dict[str, Any]:
         layers, loss = mesh_layers(hongtu.nn.MeshBlock, options.steps, options.hidden), "mse"
     else:
         layers, loss = hongtu.from_pyg(typed(options, [*COUNTS], [*RELATIONS])), "cross_entropy"
-    below = {"host_memory": options.host_memory, "spill": options.work} if options.host_memory else {}
-    trainer = hongtu.Trainer(artifact, layers, loss=loss, device_memory=options.budget, **below)
+    trainer = hongtu.Trainer(artifact, layers, loss=loss, device_memory=options.budget)
     plan, records = trainer.plan, [trainer.train_epoch() for _ in range(options.epochs)]
     for record in records:
         assert (record.rows, record.bytes, record.arena_bytes) == (plan.rows, plan.bytes, plan.arena_bytes)
@@ -233,7 +223,7 @@ def timed(seconds: list[float], losses: list[float]) -> dict[str, Any]:
     }
 
 
-SIDES = {"whole": ours, "quarter": ours, "share": ours, "plain": plain, "half": ours}
+SIDES = {"whole": ours, "quarter": ours, "share": ours, "plain": plain}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -59,7 +59,7 @@ def test_what_there_is_and_what_is_missing(tmp_path, monkeypatch, capsys):
 def test_generated_graphs(model, tmp_path):
     """Both sides lose the same, and hongtu's bytes are those of its plan."""
     sizes = {"scale": 4e-4, "hidden": 8, "steps": 3, "features": 6, "chunks": 6, "epochs": 1}
-    options = SimpleNamespace(model=model, work=tmp_path, budget=None, host_memory=None, **sizes)
+    options = SimpleNamespace(model=model, work=tmp_path, budget=None, **sizes)
     generated.prepare(options)
     whole, plain = generated.ours(options), generated.plain(options)
     options.budget = "90%"
