@@ -198,7 +198,8 @@ def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 
             if isinstance(layer, WholeGraphNorm):
                 raise InputError(
                     f"{title}: is called with {len(z)} of 2 rows, and its statistics are those of all vertices; call "
-                    "it with the rows of all and choose then, or use torch.nn.LayerNorm"
+                    "it with a row for each, as [rows, channels, columns] where a row holds several, or use "
+                    "torch.nn.LayerNorm"
                 )
             raise InputError(f"{title}: aggregate must return a tensor [D, columns]")
         layers.append(
