@@ -292,6 +292,8 @@ def with_edge_data(block: Block, network: Network, index: int, edges: EdgeData) 
     layer, count = network.layers[index], len(block.local_source)
     numbers = torch.arange(count * edges.features, dtype=block.rows.statistics.dtype)
     features = torch.sin(numbers).reshape(count, edges.features)
+    if layer.edge_kinds is not None and layer.edge_kinds.shape[1] == edges.features and count:
+        features[:1], features[1:] = layer.edge_kinds.to(features.dtype)
     types = torch.zeros(count, dtype=torch.int32)
     types[-1] = edges.types - 1
     weighed = layer.plain and layer.weighted and not layer.ignores_weights  # its forward may not run without
