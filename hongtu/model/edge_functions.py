@@ -102,10 +102,12 @@ def refuse_edges(node: fx.Node, title: str) -> None:
     """
     name = label(node)
     if name in DRAW_EDGES:
-        raise InputError(
-            f"{title}.forward calls {name}, which draws edges anew in every epoch; of the functions that do, layers "
-            "know torch_geometric.utils.dropout_edge(edge_index, p, training=self.training)"
-        )
+        known = "torch_geometric.utils.dropout_edge(edge_index, p, training=self.training)"
+        remedy = {
+            "negative_sampling": "hongtu.LinkLoss draws negatives, of the links that a loss scores",
+            "add_random_edge": "add some once, before hongtu.preprocess_graph",
+        }.get(name, f"of the functions that do, layers know {known}")
+        raise InputError(f"{title}.forward calls {name}, which draws edges anew in every epoch; {remedy}")
     if name == "flip" or (name == "getitem" and node.args[1] in ([1, 0], [-1, 0])):
         raise InputError(
             f"{title}.forward turns edges round ({name}); where it only takes them so, turn those of the Data before "

@@ -16,7 +16,7 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.vertex_types import VertexTypes
 from hongtu.model.checks import modes_kept
-from hongtu.model.edge_functions import AS_THEY_ARE, DRAW_EDGES, DROP_EDGES, refuse_edges
+from hongtu.model.edge_functions import AS_THEY_ARE, refuse_edges
 from hongtu.model.expression import label
 from hongtu.model.questions import untraced
 from hongtu.model.random_state import kept_random_state
@@ -60,6 +60,8 @@ def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
             lacks = f"there are {', '.join(map(str, known))}"[:300]
             lacks = "nothing before gives rows of it" if error.args[0] in known else lacks
             reason = f"it asks for {error.args[0]!r}, and {lacks}"
+        elif "scalar types: Long" in reason:
+            remedy = "x and edge_attr are floats there; look kinds up as x.long(), or edge_attr.long()"
         elif _READS in reason:
             remedy = (
                 "make what is of the whole graph in __init__, and return the rows of all vertices: the Trainer takes "
@@ -260,7 +262,7 @@ class _Tracer(Tracer):
 
     def _refuse_edges(self, node: fx.Node, relation: Any) -> None:
         """Refuse a function of a relation's edges, as of those of a ``Data``."""
-        if (name := label(node)) in (DROP_EDGES, *DRAW_EDGES):
+        if (name := label(node)).startswith("dropout"):
             raise InputError(
                 f"{self.title}.forward calls {name}, which draws edges anew in every epoch; drop messages in the "
                 "convolution: GATConv(dropout=0.5), or torch.nn.functional.dropout in a message of your own"

@@ -329,6 +329,44 @@ def test_no_rows_of_destinations():
     check(model, graph())
 
 
+@pytest.mark.parametrize(("name", "remedy"), [
+    ("dropout_edge", r"drop messages in the convolution: GATConv\(dropout=0.5\)"),
+    ("dropout_node", "drop messages in the convolution"),
+    ("negative_sampling", "hongtu.LinkLoss draws negatives"),
+    ("add_random_edge", "add some once, before hongtu.preprocess_graph"),
+])  # fmt: skip
+def test_functions_that_draw_edges_are_named(name, remedy):
+    def forward(self, x, e):
+        edges = getattr(utils, name)(e[CITES])
+        return self.lin(self.own(x["paper"], edges[0] if isinstance(edges, tuple) else edges))
+
+    with pytest.raises(InputError, match=rf"calls {name}, which draws edges anew in every epoch; {remedy}"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(Net(forward, own=pyg.SAGEConv(6, 4))))
+
+
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_kinds_are_looked_up_as_integers(of_edges):
+    data = graph(WRITES, CITES, BY) if of_edges else graph()
+    data["paper"].x = torch.arange(40.0).view(20, 2) % 5
+    for key in data.edge_types if of_edges else ():
+        data[key].edge_attr = torch.arange(data[key].num_edges).view(-1, 1) % 3
+
+    class Looks(Net):
+        def forward(self, x_dict, edge_index_dict, edge_attr_dict=None):
+            of = edge_attr_dict[CITES][:, 0] if of_edges else x_dict["paper"][:, 1]
+            found = self.emb(of.long() if self.long else of)
+            edges = (edge_index_dict[CITES], found) if of_edges else (edge_index_dict[CITES],)
+            return self.lin(self.own(self.first(x_dict["paper"]) if of_edges else found, *edges))
+
+    own = pyg.GINEConv(nn.Linear(4, 4)) if of_edges else pyg.SAGEConv(4, 4)
+    model = Looks(None, emb=nn.Embedding(5, 4), own=own, first=nn.Linear(2, 4))
+    model.long = False
+    with pytest.raises(InputError, match=r"are floats there; look kinds up as x.long\(\), or edge_attr.long\(\)"):
+        hongtu.Trainer(prepare(data), hongtu.from_pyg(model))
+    model.long = True
+    check(model, data)
+
+
 def test_reverse_relations_are_made_beforehand():
     def turned(self, x, e):
         return self.lin(self.conv(x | {"author": self.own((x["paper"], x["author"]), e[WRITES].flip(0))}, e)["paper"])
