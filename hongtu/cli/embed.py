@@ -39,8 +39,13 @@ def run(options: argparse.Namespace) -> None:
     check_absent(options.out, force=options.force)
     from hongtu.graph.artifact import open_artifact
     from hongtu.train.run_directory import newest_snapshot
+    from hongtu.train.snapshot import snapshot_version
 
     snapshot = newest_snapshot(options.run_dir)
+    if snapshot_version(snapshot) is None:
+        raise InputError(
+            f"{options.run_dir}: not a snapshot; pass one, or a directory that `hongtu train ARTIFACT --run RUN` wrote"
+        )
     if not options.model and not (snapshot.parent / OPTIONS).exists():
         raise InputError(
             f"{options.run_dir}: begun from Python, so nothing says which layers it has; pass --model MODULE:FUNCTION, "

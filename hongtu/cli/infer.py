@@ -117,15 +117,24 @@ def _is_torchs(path: Path) -> bool:
 
 def _whole_model(path: Path, *, trusted: bool) -> Any:
     """What ``torch.save(model, path)`` wrote."""
+    import torch
     from torch import nn
 
     found = _load(path, "pass MODULE:FUNCTION and --weights", trusted=trusted)
     if isinstance(found, nn.Module):
         return found
-    kind = "a state dict, weights without a model" if isinstance(found, dict) else type(found).__name__
+    kind, remedy = f"holds a {type(found).__name__}", f"and --weights {path}"
+    if isinstance(found, dict) and all(isinstance(value, torch.Tensor) for value in found.values()):
+        kind = "a state dict, weights without a model"
+    elif isinstance(found, dict):
+        kind = f"a dictionary of {', '.join(map(str, found))[:100] or 'nothing'}"
+    else:
+        remedy = "and --weights FILE, a state dict"
+        name = getattr(found, "__name__", "")
+        kind = f"the class {name}" if isinstance(found, type) else f"the function {name}" if callable(found) else kind
     raise InputError(
-        f"{path}: {kind}, expected a model of torch_geometric; pass MODULE:FUNCTION, which makes the model, and "
-        f"--weights {path}"
+        f"{path}: {kind}, expected a model of torch_geometric, as torch.save(model, FILE) writes it; pass "
+        f"MODULE:FUNCTION, which makes the model, {remedy}"
     )
 
 
@@ -161,6 +170,7 @@ def _load(path: Path, remedy: str, *, trusted: bool, whole: bool = True) -> Any:
         raise
     except Exception as error:  # of the file system, of zip, of pickle, of whatever the file runs
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = (isinstance(error, OSError) and error.strerror) or reason
         if not trusted and isinstance(error, pickle.UnpicklingError):
             reason = "not weights alone, and loading a whole model runs code that is in its file"
             remedy = f"where you trust it, pass {'--trust' if whole else f'{path} --trust as MODEL'}; or {remedy}"
@@ -205,6 +215,7 @@ def _read_vertices(path: Path, artifact: Artifact) -> Any:
         if max(map(len, names), default=0) > LONGEST_NAME:
             raise ValueError(f"a line of more than {LONGEST_NAME} characters")
     except (OSError, ValueError) as error:
+        error = getattr(error, "strerror", None) or error  # which names the file again
         raise InputError(f"--vertices {path}: {error}; pass a .npy array or a text file with one a line") from None
     ids = artifact.vertex_ids
     if ids is not None and isinstance(ids[0], str):

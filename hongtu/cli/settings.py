@@ -75,7 +75,8 @@ def read_run_file(path: Path, config: type) -> dict[str, Any]:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a run file ({error}); `hongtu train --write-config` prints one") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: not a run file ({reason}); `hongtu train --write-config` prints one") from None
     hints = typing.get_type_hints(config)
     if not isinstance(found, dict):
         raise InputError(f"{path}: {type(found).__name__}, expected names and values")

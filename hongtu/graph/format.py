@@ -97,7 +97,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     if not file.is_file():
-        raise InputError(f"{path}: not an artifact (no {MANIFEST}); make one with `hongtu preprocess INPUT {path}`")
+        found, remedy = f"no {MANIFEST}", "pass the directory that `hongtu preprocess INPUT ARTIFACT` wrote"
+        if path.is_file():
+            found = "a file, and an artifact is a directory"
+        elif not path.exists():
+            remedy = f"make one with `hongtu preprocess INPUT {path}`"
+        elif any(path.glob("edges.*")):
+            found = f"no {MANIFEST}, a graph as it was before preprocessing"
+            remedy = f"make one with `hongtu preprocess {path} ARTIFACT`, and pass ARTIFACT"
+        raise InputError(f"{path}: not an artifact ({found}); {remedy}")
     manifest = read_json(file, "run `hongtu preprocess` again")
     expect(file, isinstance(manifest, dict) and manifest.get("format") == FORMAT, f"expected format {FORMAT!r}")
     version = manifest.get("version")

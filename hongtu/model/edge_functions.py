@@ -26,7 +26,7 @@ CHANGE_EDGES = (
     "coalesce", "sort_edge_index", "subgraph", "degree", "get_laplacian", "gcn_norm",
 )  # fmt: skip
 
-_AS_THEY_ARE = "long", "int", "to", "cpu", "cuda", "contiguous", "clone", "detach"  # methods that give the same edges
+AS_THEY_ARE = "long", "int", "to", "cpu", "cuda", "contiguous", "clone", "detach"  # methods that give the same edges
 _REPLACED = ("select", "index_select")
 _FACTORIES = ("zeros", "ones", "full", "arange", "eye", "empty", "rand", "randn")
 _APART = ("edge_index[0]", "edge_index[1]", "unbind", "size", "shape", "numel", "max", "select", "chunk", "split")
@@ -102,10 +102,12 @@ def refuse_edges(node: fx.Node, title: str) -> None:
     """
     name = label(node)
     if name in DRAW_EDGES:
-        raise InputError(
-            f"{title}.forward calls {name}, which draws edges anew in every epoch; of the functions that do, layers "
-            "know torch_geometric.utils.dropout_edge(edge_index, p, training=self.training)"
-        )
+        known = "torch_geometric.utils.dropout_edge(edge_index, p, training=self.training)"
+        remedy = {
+            "negative_sampling": "hongtu.LinkLoss draws negatives, of the links that a loss scores",
+            "add_random_edge": "add some once, before hongtu.preprocess_graph",
+        }.get(name, f"of the functions that do, layers know {known}")
+        raise InputError(f"{title}.forward calls {name}, which draws edges anew in every epoch; {remedy}")
     if name == "flip" or (name == "getitem" and node.args[1] in ([1, 0], [-1, 0])):
         raise InputError(
             f"{title}.forward turns edges round ({name}); where it only takes them so, turn those of the Data before "
@@ -146,7 +148,7 @@ def _beforehand(node: fx.Node, name: str) -> str:
     taken = [str(other.target) for other in node.all_input_nodes if other.target in (WEIGHTS, FEATURES)]
     beside = (*taken, WEIGHTS if WEIGHTS in takes else FEATURES)[0]
     options = {key: value for key, value in given.items() if not isinstance(value, fx.Node) and value is not None}
-    options |= {"num_nodes": "data.num_nodes"} if given.get("num_nodes") is not None else {}
+    options |= {"num_nodes": _written(given["num_nodes"])} if given.get("num_nodes") is not None else {}
     said = ["subset"] * ("subset" in takes) + [f"data.edge_index, data.{beside}"]
     said += [
         f"{key}={value if key == 'num_nodes' else repr(value)}"
@@ -155,6 +157,17 @@ def _beforehand(node: fx.Node, name: str) -> str:
     ]
     makes = f"{left}, which takes edge_weight then" if WEIGHTS in takes and not taken else left
     return f"data.edge_index, data.{beside} = {name}({', '.join(said)}){makes}"
+
+
+def _written(count: Any) -> str:
+    """How many vertices a forward says there are, as it is written of a ``Data``, or of types of a ``HeteroData``."""
+    if isinstance(count, tuple | list):
+        return f"({', '.join(map(_written, count))})"
+    if not isinstance(count, fx.Node):
+        return repr(count)
+    while count.all_input_nodes and not (count.target is operator.getitem and isinstance(count.args[1], str)):
+        count = count.all_input_nodes[0]
+    return f"data[{count.args[1]!r}].num_nodes" if count.all_input_nodes else "data.num_nodes"
 
 
 class EdgesLeft:
@@ -173,7 +186,7 @@ class EdgesLeft:
             InputError: for anything else that is done with these.
         """
         first, *others = node.all_input_nodes or [node]
-        if node.op == "call_method" and node.target in _AS_THEY_ARE and node.args[0] in edges:
+        if node.op == "call_method" and node.target in AS_THEY_ARE and node.args[0] in edges:
             edges.add(node)
             self.by |= {node: self.by[first]} if first in self.by else {}
             return True

@@ -202,6 +202,8 @@ class _Edges:
         self._note_optional(wanted)
         layer.edge_form = given.form
         rows = given.rows if given.rows.ndim == 2 else np.asarray(given.rows)[:, None]
+        if given.form[1] == "i" and len(rows) and any(isinstance(part, nn.Embedding) for part in layer.modules()):
+            layer.edge_kinds = torch.from_numpy(np.stack([rows.min(axis=0), rows.max(axis=0)]))
         if rows.dtype != np.float32:
             rows = rows.astype(np.float32)
         self._choose(FEATURES, rows, title)

@@ -20,7 +20,7 @@ from hongtu.model.wiring import INPUT
 from hongtu.nn.block import Block, Rows
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import dropout_key
-from hongtu.nn.layer import Layer
+from hongtu.nn.layer import Layer, refuse_kinds
 from hongtu.nn.sparse_input import SparseInput, applied
 
 # What a method of a layer is called for; separates its random streams.
@@ -264,13 +264,17 @@ class Network(Structure):
         self._current = number
         self.context.rows, self.context.calls = rows, (number * 4 + kind) << 16
         draws = self.modules.training and self._random[number]
-        if draws or dense:
-            # around one call, so that recomputation casts what forward did; widths do not depend on it
-            cast = torch.autocast(rows.ids.device.type, dtype=self.autocast) if dense else nullcontext()
-            with self._seeded(number, kind, rows) if draws else nullcontext(), cast:
+        try:
+            if draws or dense:
+                # around one call, so that recomputation casts what forward did; widths do not depend on it
+                cast = torch.autocast(rows.ids.device.type, dtype=self.autocast) if dense else nullcontext()
+                with self._seeded(number, kind, rows) if draws else nullcontext(), cast:
+                    out = call(*args)
+            else:
                 out = call(*args)
-        else:
-            out = call(*args)
+        except IndexError as error:
+            refuse_kinds(self.title(number), error)
+            raise
         out = _widened(out, args[0].dtype, {}) if dense else out
         if self.watch is not None and not isinstance(out, SparseInput):
             self.watch(self.title(number) + _METHOD[kind], rows, out)

@@ -41,12 +41,14 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def draws_since(state: dict[str, Any]) -> list[torch.Tensor]:
-    """int64 [numbers]: where the host's generators are, if anything has drawn from one since; else nothing."""
-    before, now = (
-        torch.cat([one["torch"].long(), one["numpy"][1], torch.tensor([one["numpy"][2], *one["python"][1]])])
+    """Where the host's generators are, torch's and then the others, int64 [numbers], if anything has drawn from one
+    since, none of those that nothing has drawn from; else nothing."""
+    pairs = [
+        (one["torch"].long(), torch.cat([one["numpy"][1], torch.tensor([one["numpy"][2], *one["python"][1]])]))
         for one in (state, random_state())
-    )
-    return [] if torch.equal(before, now) else [now]
+    ]
+    found = [now[:0] if torch.equal(before, now) else now for before, now in zip(*pairs, strict=True)]
+    return found if any(map(len, found)) else []
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Result:
 
     Attributes:
         rows: tensors [R, ...].
-        draws: states of random generators behind every part that drew from one.
+        draws: states of random generators behind the call, torch's and then the others; none where nothing drew.
     """
 
     rows: Sequence[Tensor]
@@ -245,10 +245,12 @@ def _find_shared(function: Function) -> Mixture | None:
             states.append(_Trial(replace(function, leaves=0), given).draws)
         shapes.append(draws.shapes)
     same = len(shapes[0]) == len(shapes[1]) and any(x == y for x, y in zip(*shapes, strict=True))
-    if not shapes[0] and states[0]:
-        same = all(map(torch.equal, *states))
+    first = 1 if shapes[0] else 0  # of the generators whose draws nobody has seen
+    if any(map(len, states[0][first:])):
+        same |= len(states[0]) == len(states[1]) and all(map(torch.equal, states[0][first:], states[1][first:]))
         with suppress(Exception):  # which no rows are too few for
-            same |= bool(_Trial(replace(function, leaves=0), tuple(x[:0] for x in function.given)).draws)
+            none = _Trial(replace(function, leaves=0), tuple(x[:0] for x in function.given))
+            same |= any(map(len, none.draws[first:]))
     return Mixture(function.given, fewer, (0, 0), torch.inf, shared=True) if same else None
 
 

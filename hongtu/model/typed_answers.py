@@ -16,8 +16,8 @@ from hongtu.model.typed_hop import EDGE_ATTR, EDGE_INDEX
 
 EXAMPLE = "example"  # of a node's metadata: what it gives on a small graph
 _DEPENDS = dict.fromkeys(("shape", "size", "len", "numel", "nelement"), OF_ROWS)
-_DEPENDS |= dict.fromkeys(("dtype", "device"), "it depends on what the Trainer is given")
-_DIMENSIONS = "ndim", "dim", "ndimension", "is_floating_point", "is_complex"
+_DEPENDS |= dict.fromkeys(("dtype", "device", "is_cuda"), "it depends on what the Trainer is given")
+_DIMENSIONS = "ndim", "dim", "ndimension", "is_floating_point", "is_complex", "is_sparse", "is_sparse_csr"
 
 
 def answer_of(node: fx.Node, ask: Any = None) -> Any:
@@ -26,7 +26,7 @@ def answer_of(node: fx.Node, ask: Any = None) -> Any:
     Raises:
         fx.proxy.TraceError: where it depends on numbers, on the dtype, or on how many vertices and edges there are.
     """
-    if not _is_of_form(node):
+    if not is_of_form(node) and not (ask is len and base_of(node) == EDGE_INDEX):
         asked = "len" if ask is len else label(node)
         asked = next((name for name in map(label, _before(node)) if name in _DEPENDS), asked)
         raise fx.proxy.TraceError(f"it asks for {asked}, and {_DEPENDS.get(asked, OF_NUMBERS)}")
@@ -47,19 +47,19 @@ def _before(node: fx.Node) -> Iterator[fx.Node]:
             yield from _before(other)
 
 
-def _is_of_form(node: fx.Node) -> bool:
+def is_of_form(node: fx.Node) -> bool:
     """Whether a value is of dimensions and columns alone, not of numbers, nor of how many vertices and edges there are.
 
     Columns are those of what a graph or a module gives, or of what has its shape."""
     of = node.all_input_nodes
     first = of[0].meta[EXAMPLE] if of else None
     if isinstance(first, Tensor):
-        return label(node) in _DIMENSIONS or (
-            label(node) == "size" and len(node.args) > 1 and _has(of[0], node.args[1])
-        )
+        asked = [*node.args[1:], *node.kwargs.values()]
+        known = (*_DIMENSIONS, *["dtype"] * (base_of(of[0]) == EDGE_INDEX))
+        return label(node) in known or (label(node) == "size" and asked != [] and _has(of[0], asked[0]))
     if isinstance(first, torch.Size):
         return label(node) == "getitem" and _has(of[0].all_input_nodes[0], node.args[1])
-    return node.op == "call_function" and bool(of) and all(map(_is_of_form, of))
+    return node.op == "call_function" and bool(of) and all(map(is_of_form, of))
 
 
 def _has(node: fx.Node, dimension: Any) -> bool:

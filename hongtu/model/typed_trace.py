@@ -16,12 +16,12 @@ from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.vertex_types import VertexTypes
 from hongtu.model.checks import modes_kept
-from hongtu.model.edge_functions import DRAW_EDGES, DROP_EDGES, refuse_edges
+from hongtu.model.edge_functions import AS_THEY_ARE, refuse_edges
 from hongtu.model.expression import label
 from hongtu.model.questions import untraced
 from hongtu.model.random_state import kept_random_state
 from hongtu.model.tracer import Tracer, is_convolution, traced
-from hongtu.model.typed_answers import EXAMPLE, answer_of, base_of
+from hongtu.model.typed_answers import EXAMPLE, answer_of, base_of, is_of_form
 from hongtu.model.typed_attention import TypedConv, is_han
 from hongtu.model.typed_bases import by_type
 from hongtu.model.typed_hop import EDGE_ATTR, EDGE_INDEX, EDGE_WEIGHT, is_gcn
@@ -60,6 +60,8 @@ def trace_typed(root: TypedRoot, title: str) -> fx.Graph:
             lacks = f"there are {', '.join(map(str, known))}"[:300]
             lacks = "nothing before gives rows of it" if error.args[0] in known else lacks
             reason = f"it asks for {error.args[0]!r}, and {lacks}"
+        elif "scalar types: Long" in reason:
+            remedy = "x and edge_attr are floats there; look kinds up as x.long(), or edge_attr.long()"
         elif _READS in reason:
             remedy = (
                 "make what is of the whole graph in __init__, and return the rows of all vertices: the Trainer takes "
@@ -186,9 +188,11 @@ class _Tracer(Tracer):
         node = of.node
         while node.all_input_nodes and not isinstance(node.meta[EXAMPLE], Tensor):
             node = node.all_input_nodes[0]
-        if not node.all_input_nodes:  # of none: those of the first type
-            node = next(other for other in self.graph.nodes if base_of(other) == "x")
-        return self.proxy(node)
+        return self.proxy(node) if node.all_input_nodes else self._features()
+
+    def _features(self) -> fx.Proxy:
+        """Those of the first type."""
+        return self.proxy(next(other for other in self.graph.nodes if base_of(other) == "x"))
 
     def answer(self, proxy: fx.Proxy, ask: Callable[[Any], Any]) -> Any:
         """What it is on the small graph, for what dimensions and columns say, which the graph has, too.
@@ -203,11 +207,22 @@ class _Tracer(Tracer):
         if node.op != "output":
             with untraced(), torch.no_grad(), kept_random_state():
                 node.meta[EXAMPLE] = self._run(node)
+        sizes = node.args[1:] if node.target in ("view", "reshape") else ()
+        if -1 in sizes and any(isinstance(size, fx.Node) for size in sizes):  # of no rows -1 may be any number
+            known = zip(sizes, node.meta[EXAMPLE].shape, strict=True)
+            node.args = (node.args[0], *(there if size == -1 else size for size, there in known))
         return node
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *others: Any, **more: Any) -> Any:
+        if args and isinstance(args[0], fx.Proxy) and base_of(args[0].node) == EDGE_INDEX:
+            if kind == "call_method" and target in AS_THEY_ARE:
+                return args[0]
+            if target is getattr and args[1] in ("device", "is_cuda"):
+                args = self._features(), args[1]
         proxy: Any = super().create_proxy(kind, target, args, kwargs, *others, **more)
         shown = proxy.node.meta.get(EXAMPLE)
+        if isinstance(shown, int) and target is not getattr and is_of_form(proxy.node):
+            return shown
         if kind == "placeholder" or isinstance(shown, torch.Size):
             return proxy
         if isinstance(shown, dict):
@@ -225,9 +240,13 @@ class _Tracer(Tracer):
             kind = self._root.kind_of(str(node.target))
             rows = 0 if kind is None else len(self._examples["x"][kind])
             return _numbers(rows, found.shape[1], found.dtype) if rows else found
-        of = [other.args[1] for other in node.all_input_nodes if base_of(other) == EDGE_INDEX]
-        if node.op != "call_module" and of:
-            self._refuse_edges(node, of[0])
+        if node.op != "call_module" and not is_of_form(node):
+            for other in node.all_input_nodes:
+                sized = isinstance(other.meta[EXAMPLE], torch.Size)
+                of, asks = (other.all_input_nodes[0], other) if sized else (other, node)
+                whole = label(asks) == "shape" or (label(asks) == "size" and len(asks.args) + len(asks.kwargs) == 1)
+                if base_of(of) == EDGE_INDEX and (sized or not whole):
+                    self._refuse_edges(asks, of.args[1])
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta[EXAMPLE])
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -243,7 +262,7 @@ class _Tracer(Tracer):
 
     def _refuse_edges(self, node: fx.Node, relation: Any) -> None:
         """Refuse a function of a relation's edges, as of those of a ``Data``."""
-        if (name := label(node)) in (DROP_EDGES, *DRAW_EDGES):
+        if (name := label(node)).startswith("dropout"):
             raise InputError(
                 f"{self.title}.forward calls {name}, which draws edges anew in every epoch; drop messages in the "
                 "convolution: GATConv(dropout=0.5), or torch.nn.functional.dropout in a message of your own"

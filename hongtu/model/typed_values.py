@@ -46,6 +46,8 @@ class TypedValues:
         self._counts = {name: len(rows) for name, rows in root.examples["x"].items()}
         self._graph = trace_typed(root, title)
         settle(self._graph, self._module, title)
+        for node in self._graph.nodes:
+            self._leave_out_size(node)
         for node in reversed(self._graph.nodes):
             if not node.users and node.op not in ("placeholder", "output"):
                 self._graph.erase_node(node)
@@ -55,6 +57,21 @@ class TypedValues:
         for node in self._graph.nodes:
             if node.op != "output":
                 self._values[node] = self._value(node)
+
+    def _leave_out_size(self, node: fx.Node) -> None:
+        """How many sources and destinations a convolution is given is known of their rows, and other in every chunk."""
+        conv = self._conv(node)
+        given = {} if conv is None else inspect.signature(conv.forward).bind(*node.args, **node.kwargs).arguments
+        if (size := given.get("size")) is None:
+            return
+        if isinstance(x := given.get("x"), tuple | list) and x[1] is None:
+            called = str(node.target).removeprefix("model.")
+            raise InputError(
+                f"{self._title}.forward calls {called} with (x, None) and a size; give it the rows of both, (x_source, "
+                "x_destination), and make it with root_weight=False where those of destinations do not count"
+            )
+        node.args = tuple(value for value in node.args if value is not size)
+        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "size"}
 
     def _know_degrees(self) -> None:
         """Have degrees be values of the first hop, which a GCNConv takes of sources, too."""

@@ -50,6 +50,7 @@ class Layer(torch.nn.Module):
         edge_inputs: of a traced forward, by the convolution's argument (edge_weight, edge_attr, edge_type) what it is
             called with; an argument that is missing gets nothing. None: each is the graph's own.
         edge_form: the rank and the kind of numbers ("f", "i", "b") in which ``encode_edges`` gets edge features.
+        edge_kinds: [2, F], the least and the most of edge features that are integers, where an Embedding looks them up.
         ignores_weights: ``aggregate`` gets no edge weights, and statistics count edges; set by ``edge_inputs``.
         edge_data_optional: graphs without them are not refused; the block then has None.
         transform_first: apply the layer's first linear map in ``transform`` (before the exchange) and not in
@@ -70,6 +71,7 @@ class Layer(torch.nn.Module):
     edge_data_optional: bool = False
     edge_inputs: dict[str, Any] | None = None
     edge_form: tuple[int, str] = (2, "f")
+    edge_kinds: Tensor | None = None
     ignores_weights: bool = False
     transform_first: bool = False
     once_per_vertex: bool = True
@@ -281,3 +283,22 @@ def is_chain(module: torch.nn.Module) -> bool:
 def is_product(module: torch.nn.Module) -> bool:
     """Whether a module is h W^T and nothing else."""
     return is_plain(module) and module.bias is None
+
+
+def refuse_kinds(title: str, error: Exception) -> None:
+    """Refuse kinds that an Embedding has no rows for, where that is what failed.
+
+    Raises:
+        InputError: naming them.
+    """
+    frame = error.__traceback__
+    while type(error) is IndexError and frame is not None:
+        own = frame.tb_frame.f_locals
+        if isinstance(part := own.get("self"), torch.nn.Embedding) and isinstance(given := own.get("input"), Tensor):
+            least, most, rows = int(given.min()), int(given.max()), part.num_embeddings
+            remedy = "number them from 0, as kinds - kinds.min()" if least < 0 else f"make it of {most + 1}"
+            raise InputError(
+                f"{title}: looks up kinds from {least} to {most} in an Embedding of {rows} rows, expected 0 to "
+                f"{rows - 1}; {remedy}"
+            ) from error
+        frame = frame.tb_next

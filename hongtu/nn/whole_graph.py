@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hongtu.errors import InputError
 from hongtu.kernels.torch_private import is_pyg
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer, Skip
@@ -95,7 +96,7 @@ _SAME = {kind.__name__: kind for kind in (BatchNorm, GraphNorm, PairNorm, LayerN
 def rules_of(module: torch.nn.Module) -> Any:
     """The class whose ``normalize``, ``fixed`` and ``observe`` say what a module of the layer list does, given the
     module in place of self; None for a module that is no normalisation over the graph."""
-    if isinstance(module, torch.nn.BatchNorm1d):
+    if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d | torch.nn.BatchNorm3d):
         return TorchBatchNorm
     foreign = is_pyg(module, "nn.norm")
     rules = _SAME.get(type(module).__name__) if foreign else type(module) if isinstance(module, Normalization) else None
@@ -115,7 +116,7 @@ class WholeGraphNorm(Layer):
     def __init__(self, module: torch.nn.Module, rules: Any) -> None:
         super().__init__()
         self.module, self.rules = module, rules
-        self.vertices = 0
+        self.vertices, self.form = 0, torch.Size()  # of a row, where it has several dimensions: channels first
         self.mean: Tensor | None = None
         self.var: Tensor | None = None
 
@@ -124,7 +125,17 @@ class WholeGraphNorm(Layer):
         return True
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
-        return h, None
+        if h.ndim == 2:
+            return h, None
+        self.form = h.shape[1:]
+        if self.rules not in (TorchBatchNorm, BatchNorm) or h.ndim < 2 or self.form[0] != self.channels:
+            raise InputError(
+                f"{type(self.module).__name__} is called with values [rows{', ...' * (h.ndim > 1)}] of shape "
+                f"{tuple(h.shape)}, expected [rows, columns]"
+                + "; torch.nn.BatchNorm1d takes [rows, channels, ...], and torch.nn.LayerNorm any rows"
+                * (h.ndim > 1)
+            )
+        return h.flatten(1), None
 
     def aggregate(self, block: Block, z: Tensor, s: Skip) -> Tensor:
         return z
@@ -134,12 +145,32 @@ class WholeGraphNorm(Layer):
         mean, var = self.rules.fixed(self.module, self.vertices or len(a)) or (self.mean, self.var)
         if mean is None or var is None:
             mean, var = statistics_of(a)
-        return self.rules.normalize(self.module, a, mean, var)
+        return self._normalized(a, mean, var)
+
+    @property
+    def channels(self) -> int:
+        module: Any = self.module
+        return int(getattr(module, "num_features", 0) or module.in_channels)
+
+    def _normalized(self, a: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        if not self.form:
+            return self.rules.normalize(self.module, a, mean, var)
+        a = a.view(len(a), self.channels, self.form[1:].numel()).transpose(1, 2)
+        rows = self.rules.normalize(self.module, a.flatten(0, 1), *self._of_channels(mean, var))
+        return rows.view(a.shape).transpose(1, 2).reshape(len(a), *self.form)
+
+    def _of_channels(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of channels [C], of those of their columns; running ones are such already."""
+        if not self.form or len(mean) == self.channels:
+            return mean, var
+        mean, var = mean.view(self.channels, -1), var.view(self.channels, -1)
+        whole = mean.mean(1)
+        return whole, (var + (mean - whole[:, None]).square()).mean(1)
 
     def of_rows(self, a: Tensor, s: Skip) -> Tensor:
         """``update`` by statistics that do not depend on the rows: mean 0, variance 1."""
         mean = a.new_zeros(a.shape[1])
-        return self.rules.normalize(self.module, a, mean, mean + 1)
+        return self._normalized(a, mean, mean + 1)
 
     def gathers(self, vertices: int) -> bool:
         """Whether the statistics of the graph are needed now."""
@@ -167,7 +198,8 @@ class WholeGraphNorm(Layer):
         """Running statistics learn of this epoch's."""
         if self.module.training and self.mean is not None and self.var is not None:
             with torch.no_grad():
-                self.rules.observe(self.module, self.mean.detach(), self.var.detach(), self.vertices)
+                found = self._of_channels(self.mean.detach(), self.var.detach())
+                self.rules.observe(self.module, *found, self.vertices * self.form[1:].numel())
 
     def with_gradient_through_statistics(self, x: Tensor, grad: Tensor, own: int) -> Tensor:
         """[R, F], the gradient of rows x together with what reached them by way of the statistics, if such were

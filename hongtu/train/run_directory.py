@@ -313,12 +313,17 @@ def newest_snapshot(path: str | os.PathLike[str]) -> Path:
         InputError: when there is none.
     """
     if not Path(path).is_file() and not Path(path).is_dir():
-        raise InputError(f"{path}: no such snapshot, and holds no run; start one with `hongtu train --run`")
+        raise InputError(
+            f"{path}: no such snapshot, and holds no run; start one with `hongtu train ARTIFACT --run {path}`"
+        )
     if not Path(path).is_dir():
         return Path(path)
     found = RunDirectory(path).newest()
     if found is None:
-        raise InputError(f"{path}: holds no snapshot; train with `hongtu train ... --run {path}`")
+        what = "is an artifact, and " * (Path(path) / "manifest.json").is_file()
+        raise InputError(
+            f"{path}: {what}holds no snapshot; pass one, or a directory that `hongtu train ARTIFACT --run RUN` wrote"
+        )
     return found[0]
 
 

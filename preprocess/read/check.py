@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from hongtu.config import PreprocessConfig
@@ -20,12 +18,9 @@ from hongtu.preprocess.read.check_labels import (
 )
 from hongtu.preprocess.read.graph import SPLITS, RawGraph
 from hongtu.preprocess.read.size import check_count, check_held
-from hongtu.preprocess.read.source import DENSE, as_float32
+from hongtu.preprocess.read.source import BLOCK, DENSE, NUMBERS, as_float32, rounds, said_rounded
 from hongtu.preprocess.read.synthesize import synthesize_labels, synthesize_split
 from hongtu.preprocess.read.typed import TypedFeatures, form_remedy
-
-NUMBERS = "biuf"  # kinds of numpy that become float32
-BLOCK = 1 << 22  # elements looked at in one step, so that memory-mapped arrays are never copied whole
 
 
 def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
@@ -42,7 +37,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
         shape, none = ((raw.num_vertices, 1), np.nan) if config.task == "regression" else (raw.num_vertices, -1)
         raw.labels = np.full(shape, none)
     _check_vertex_ids(raw)
-    rounded = _rounded(raw)
+    rounded = _rounded(raw, numbers=config.task == "regression")
     if isinstance(raw.features, TypedFeatures) and config.normalize_features:
         beforehand = "; torch_geometric.transforms.NormalizeFeatures()(data) does it" * (raw.types is not None)
         raise InputError(
@@ -88,7 +83,7 @@ def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
             f"{max(raw.num_vertices, MOST_CLASSES)}; number the classes that there are from 0"
         )
     for name, dtype in rounded.items():
-        note(f"{name}: {dtype}, rounded to the float32 of an artifact")
+        note(said_rounded(name, dtype))
     return raw
 
 
@@ -167,7 +162,8 @@ def check_edge_numbers(raw: RawGraph) -> None:
     ):
         array = getattr(raw, piece)
         if array is not None:
-            good = array.dtype.kind == "f" and array.ndim == rank and len(array) == edges and 0 not in array.shape[1:]
+            good = array.ndim == rank and len(array) == edges and 0 not in array.shape[1:]
+            good = good and array.dtype.kind in (NUMBERS if raw.whole else "f")
             remedy = f"save {row} for each edge with .astype(numpy.float32), or remove it"
             raw.expect(piece, array, good, f"float32 {form}; {remedy}")
             _check_finite(raw, piece, array if rank == 2 else array[:, None])
@@ -236,23 +232,20 @@ def _check_features(raw: RawGraph) -> None:
         refuse_value(_position(raw, "features", row, features.indices[at]), features.data[at])
 
 
-def _rounded(raw: RawGraph) -> dict[str, np.dtype]:
-    """Names and types of the numbers that an artifact cannot keep as they are."""
+def _rounded(raw: RawGraph, *, numbers: bool) -> dict[str, np.dtype]:
+    """Names and types of the numbers that an artifact cannot keep as they are.
+
+    Args:
+        numbers: whole labels are such, and no classes.
+    """
     features = raw.features
     whole = features if isinstance(features, np.ndarray) else getattr(features, "data", None)  # of CSR
-    given = {"features": features.parts if isinstance(features, TypedFeatures) else [whole]}
-    given |= {piece: [getattr(raw, piece)] for piece in ("edge_weight", "edge_features")}
-    if raw.labels is not None and raw.labels.dtype.kind == "f":  # others are classes
-        given["labels"] = [raw.labels]
-    return {raw.name(piece): array.dtype for piece, arrays in given.items() for array in arrays if _rounds(array)}
-
-
-def _rounds(array: Any) -> bool:
-    if array is None or array.dtype.kind not in NUMBERS or np.can_cast(array.dtype, np.float32):
-        return False
-    step = max(1, BLOCK // max(1, array[:1].size))
-    blocks = (array[lo : lo + step] for lo in range(0, len(array), step))
-    return any(not np.array_equal(as_float32(block), block, equal_nan=True) for block in blocks)
+    given = {piece: getattr(raw, piece) for piece in ("edge_weight", "edge_features")} | {"features": whole}
+    if isinstance(features, TypedFeatures):
+        given |= {f"features_{k}": part for k, part in enumerate(features.parts)}
+    if raw.labels is not None and (numbers or raw.labels.dtype.kind == "f"):
+        given["labels"] = raw.labels
+    return {raw.name(piece): array.dtype for piece, array in given.items() if rounds(array)}
 
 
 def _position(raw: RawGraph, piece: str, row: int, column: int) -> str:

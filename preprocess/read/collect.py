@@ -18,7 +18,7 @@ from hongtu.files import create_array
 from hongtu.preprocess.read.check import check_and_complete
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import LARGEST
-from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_float32
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, as_float32, rounds, said_rounded
 from hongtu.preprocess.read.typed import TypedFeatures
 
 PIECES = ("source", "destination", "weight", "relation")
@@ -128,7 +128,7 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
     """Fills ``raw.edges``, and ``raw.edge_type`` where edges have relations; the weights."""
     files = [folder / f"{piece}.raw" for piece in PIECES]
     known = None if raw.ids is None else len(raw.ids)
-    count, weighted, relations = 0, None, NameIds()
+    count, weighted, rounded, relations = 0, None, None, NameIds()
     with contextlib.ExitStack() as opened:
         sources, destinations, weights, kinds = (opened.enter_context(file.open("wb")) for file in files)
         for block in raw.blocks(as_text):
@@ -142,12 +142,17 @@ def _write(raw: RawGraph, folder: Path, numbering: Any, as_text: bool) -> np.nda
             for stream, numbers in zip((sources, destinations), ids, strict=True):
                 numbers.astype(np.int32, copy=False).tofile(stream)
             if block.weight is not None:
+                rounded = block.weight.dtype if rounded is None and rounds(block.weight) else rounded
                 as_float32(block.weight).tofile(weights)
             if block.relation is not None:
                 relations.number(block.relation).tofile(kinds)
             count += len(block.source)
     if raw.num_edges not in (None, count):
         raise InputError(f"{raw.title}: {count} edges, expected {raw.num_edges}; download or copy it again")
+    if rounded is not None:
+        name = raw.name("edge_weight")  # which may be a file beside that of the edges
+        name = name if name.startswith(raw.title) else f"{raw.title}: edge_weight"
+        raw.notes.append(said_rounded(name, rounded))
     raw.edges = _joined(folder / "edges.npy", files[:2], np.int32, count)
     weight = _joined(folder / "edge_weight.npy", files[2:3], np.float32, count)[0] if weighted else None
     if len(relations):

@@ -39,6 +39,7 @@ class RawGraph:
         edge_types: how many types there are; None until it is known.
         types: names and counts of vertex types, and relations, as the manifest has them; None where there are no names.
         edge_forms: how the input has weights and features of edges, as ``hongtu.graph.artifact.Artifact`` says.
+        whole: weights and features of edges may be integers.
         classes: number of classes; None until it is known.
         ids: the id that the input gives every vertex, int64 [V] or names [V]; None where ids are 0..V-1.
         partition: int32 [V] where the user has made one, or None.
@@ -62,6 +63,7 @@ class RawGraph:
     edge_types: int | None = None
     types: dict[str, Any] | None = None
     edge_forms: dict[str, str] = field(default_factory=dict)
+    whole: bool = False
     classes: int | None = None
     ids: Any = None
     partition: np.ndarray | None = None

@@ -15,7 +15,8 @@ import numpy as np
 
 from hongtu.errors import InputError
 
-BLOCK = 1 << 22  # edges
+BLOCK = 1 << 22  # edges, and elements that are looked at in one step, so that no array on a disk is copied whole
+NUMBERS = "biuf"  # kinds of numpy that become float32
 
 
 class EdgeBlock(NamedTuple):
@@ -108,15 +109,34 @@ def to_names(name: str, ids: list[Any]) -> list[str]:
     return names
 
 
-def weights_of(values: np.ndarray) -> np.ndarray | None:
-    """Stored values of an adjacency matrix as float32 weights; None where all are 1, a matrix that only says where."""
-    return None if bool((values == 1).all()) else as_float32(values)
-
-
 def as_float32(values: np.ndarray) -> np.ndarray:
     """Numbers as an artifact has them; those beyond float32 become infinite, which is refused in any format."""
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(np.float32, copy=False)
+
+
+def rounds(values: np.ndarray | None) -> bool:
+    """Whether an artifact cannot keep numbers as they are."""
+    if values is None or values.dtype.kind not in NUMBERS or np.can_cast(values.dtype, np.float32):
+        return False
+    step = max(1, BLOCK // max(1, values[:1].size))
+    blocks = (values[lo : lo + step] for lo in range(0, len(values), step))
+    return any(not np.array_equal(as_float32(block), block, equal_nan=True) for block in blocks)
+
+
+def said_rounded(name: str, dtype: np.dtype) -> str:
+    """What a note says of what ``rounds`` finds."""
+    return f"{name}: {dtype}, rounded to the float32 of an artifact"
+
+
+def of_text(values: np.ndarray) -> np.ndarray:
+    """float64 that a text says, in a type that has no more digits than people write: int64 or float64 where numbers
+    from 2^24 are no float32, such as times; else float32, as decimals of any text are."""
+    found = as_float32(values)
+    if not ((np.abs(values) >= 1 << 24) & (found != values)).any():
+        return found
+    whole = np.isfinite(values).all() and (np.trunc(values) == values).all() and np.abs(values).max() < 1 << 53
+    return values.astype(np.int64) if whole else values
 
 
 SQUARE = "of edges between two kinds of vertices pass scipy.sparse.bmat([[None, matrix], [matrix.T, None]])"
@@ -156,7 +176,8 @@ def to_edges(value: Any, name: str, *, square: bool = True) -> MatrixEdges | Non
         raise InputError(f"{name}: a matrix of {rows} x {columns}, expected a square adjacency matrix; {SQUARE}")
     if values is not None and values.dtype.kind not in "biuf":
         raise InputError(f"{name}: entries of type {values.dtype}, expected real numbers; keep the real part")
-    return MatrixEdges(row, column, None if values is None else weights_of(values), (rows, columns))
+    only_where = values is None or bool((values == 1).all())
+    return MatrixEdges(row, column, None if only_where else values, (rows, columns))
 
 
 def _entries(value: Any, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[int, ...]] | None:

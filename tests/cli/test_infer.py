@@ -153,10 +153,31 @@ def test_rows_of_chosen_vertices(form, directory, tmp_path, capsys):
     ("bare functions_to_infer:gcn o.npy --weights python", "return hongtu.from_pyg(model), or pass what"),
     ("bare functions_to_infer:gcn o.npy --vertices rows.npy", "vertices of shape [2, 1], expected [N]"),
     ("bare functions_to_infer:layers o.npy --device-memory 1", "the smallest that works is"),
+    ("text.pt functions_to_infer:gcn o.npy", "text.pt: not an artifact (a file, and an artifact is a directory)"),
+    ("python functions_to_infer:gcn o.npy", "python: not an artifact (no manifest.json); pass the directory that"),
+    ("graph functions_to_infer:gcn o.npy", "make one with `hongtu preprocess graph ARTIFACT`, and pass ARTIFACT"),
+    ("bare bare o.npy", "bare: is an artifact, and holds no snapshot; pass one, or a directory that `hongtu train"),
+    ("bare python o.npy", "python: holds no snapshot; pass one, or a directory that `hongtu train ARTIFACT --run RUN`"),
+    ("bare functions_to_infer:gcn o.npy --weights gone.pt", "gone.pt: No such file or directory; pass a state dict"),
+    ("bare functions_to_infer:gcn o.npy --vertices python", "--vertices python: Is a directory; pass a .npy array"),
+    ("bare class.pt o.npy --trust", "class.pt: the class GCN, expected a model of torch_geometric"),
+    ("bare function.pt o.npy --trust", "function.pt: the function max, expected a model"),
+    ("bare list.pt o.npy", "list.pt: holds a list, expected a model"),
+    ("bare checkpoint.pt o.npy", "checkpoint.pt: a dictionary of model, epoch, expected a model"),
 ])  # fmt: skip
 def test_refused_before_anything_is_written(words, message, directory, tmp_path, capsys):
     torch.save(gcn().state_dict(), "weights.pt")
     torch.save(gcn(), "model.pt")
+    others = {
+        "class": type(gcn()),
+        "function": max,
+        "list": [1],
+        "checkpoint": {"model": gcn().state_dict(), "epoch": 3},
+    }
+    for name, value in others.items():
+        torch.save(value, f"{name}.pt")
+    (tmp_path / "graph").mkdir()
+    np.save("graph/edges.npy", [[0], [1]])
     for file, text in (("text.pt", "no model"), ("empty.pt", ""), ("does_not_compile.py", "def f(:"),
                        ("raises_at_import.py", "1 / 0")):  # fmt: skip
         (tmp_path / file).write_text(text)

@@ -229,3 +229,28 @@ def test_in_the_place_of_an_output(name, kind, artifact, whole, put, tmp_path, c
     if not words:
         with time_limit(60):
             assert main(["report", str(whole / "3")]) in (0, 1, 2)
+
+
+@pytest.mark.parametrize(("command", "said"), [
+    (["info", "FILE"], "not an artifact (a file, and an artifact is a directory)"),
+    (["plan", "SNAPSHOT"], "not an artifact (a file, and an artifact is a directory)"),
+    (["train", "RUN"], "not an artifact (no manifest.json); pass the directory that `hongtu preprocess"),
+    (["bench", "FILE"], "not an artifact (a file, and an artifact is a directory)"),
+    (["embed", "ARTIFACT", "FILE", "o.npy"], "FILE: not a snapshot; pass one, or a directory that `hongtu train"),
+    (["embed", "ARTIFACT", "ARTIFACT", "o.npy"], "ARTIFACT: is an artifact, and holds no snapshot"),
+    (["export", "ARTIFACT", "o.pt"], "ARTIFACT: is an artifact, and holds no snapshot"),
+    (["export", "DIRECTORY", "o.pt"], "DIRECTORY: holds no snapshot; pass one"),
+    (["export", "nothing", "o.pt"], "start one with `hongtu train ARTIFACT --run nothing`"),
+    (["train", "gone.toml"], "gone.toml: not a run file (No such file or directory); `hongtu train --write-config`"),
+    (["train", "DIRECTORY.toml"], "DIRECTORY.toml: not a run file (Is a directory)"),
+])  # fmt: skip
+def test_a_file_for_a_directory_and_the_like(command, said, artifact, whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("text")
+    for name in ("DIRECTORY", "DIRECTORY.toml"):
+        folder(tmp_path / name)
+    (tmp_path / "RUN").symlink_to(whole / "3")
+    (tmp_path / "ARTIFACT").symlink_to(artifact.path)
+    (tmp_path / "SNAPSHOT").symlink_to(whole / "3" / "snapshot-3.pt")
+    code, found = outcome(capsys, command)
+    assert code == 2 and said in found, found

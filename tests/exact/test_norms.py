@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from dataclasses import replace
@@ -43,6 +44,75 @@ def test_modules_of_torch_geometric_stand_for_themselves():
     model = additions.of(everywhere, "theirs")
     trainer = check(model, problems.directed_weighted(), (2, 3), device_memory="smallest", epochs=2)
     assert isinstance(trainer.model[0], pyg.GraphNorm)
+
+
+SEVERAL = {  # values of several dimensions in a row, by the norm
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(4), lambda norm, h: norm(h.view(-1, 4, 2)).flatten(1)),
+    "transposed": (lambda: nn.BatchNorm1d(2), lambda norm, h: norm(h.view(-1, 4, 2).transpose(1, 2)).flatten(1)),
+    "one column": (lambda: nn.BatchNorm1d(8), lambda norm, h: norm(h.unsqueeze(2)).squeeze(2)),
+    "one channel": (lambda: nn.BatchNorm1d(1), lambda norm, h: norm(h.unsqueeze(1)).squeeze(1)),
+    "no running": (
+        lambda: nn.BatchNorm1d(4, track_running_stats=False), lambda norm, h: norm(h.view(-1, 4, 2)).flatten(1)
+    ),
+    "mean of epochs": (
+        lambda: nn.BatchNorm1d(2, momentum=None, affine=False), lambda norm, h: norm(h.view(-1, 2, 4)).flatten(1)
+    ),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(2), lambda norm, h: norm(h.view(-1, 2, 2, 2)).flatten(1)),
+    "BatchNorm3d": (lambda: nn.BatchNorm3d(2), lambda norm, h: norm(h.view(-1, 2, 2, 1, 2)).flatten(1)),
+    "torch_geometric's": (lambda: pyg.BatchNorm(4), lambda norm, h: norm(h.view(-1, 4, 2)).flatten(1)),
+}  # fmt: skip
+
+
+class Several(nn.Module):
+    def __init__(self, features, classes, norm, call):
+        super().__init__()
+        self.first, self.last, self.norm, self.call = pyg.SAGEConv(features, 8), pyg.SAGEConv(8, classes), norm, call
+
+    def forward(self, x, edge_index):
+        return self.last(self.call(self.norm, self.first(x, edge_index)).relu(), edge_index)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_channels_of_values_of_several_dimensions(name):
+    make, call = SEVERAL[name]
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
+    model = Several(problem.width, problem.classes, make(), call).double()
+    trainer = hongtu.Trainer(
+        problems.prepare(problem, 2, 3), hongtu.from_pyg(copy.deepcopy(model)), optimizer=training.sgd,
+        dtype=torch.float64,
+    )  # fmt: skip
+    x, mask = torch.from_numpy(problem.features).double(), torch.from_numpy(problem.masks["train"])
+    optimizer, labels = training.sgd(model.parameters()), torch.from_numpy(problem.labels)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x, problem.edge_index)[mask], labels[mask])
+        loss.backward()
+        optimizer.step()
+        assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
+    with torch.no_grad():
+        expected = model.eval()(x, problem.edge_index)
+    torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "norm", [pyg.GraphNorm(2), pyg.PairNorm(), pyg.LayerNorm(2)], ids=lambda norm: type(norm).__name__
+)
+def test_other_norms_name_what_takes_several_dimensions(norm):
+    problem = problems.awkward()
+    model = Several(problem.width, problem.classes, norm, lambda norm, h: norm(h.view(-1, 4, 2)).flatten(1))
+    with pytest.raises(
+        InputError, match=r"Norm is called with values \[rows, ...\] of shape .* takes \[rows, channels"
+    ):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model))
+
+
+def test_rows_of_several_channels_are_one_row_each():
+    problem = problems.awkward()
+    model = Several(
+        problem.width, problem.classes, nn.BatchNorm1d(4), lambda norm, h: norm(h.view(-1, 4)).view(-1, 8)
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"a row for each, as \[rows, channels, columns\] where a row holds several"):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model))
 
 
 OPTIONS = (

@@ -507,3 +507,99 @@ def test_layers_of_several_hops_take_the_weights_in_each(first):
     data, model = graph(edge_weight=numbers(E)), net(forward, a=HOPS[first](), b=pyg.GraphConv(6, 4))
     weight = data.edge_weight.double()
     check(prepare(data), model, lambda m: m(data.x, data.edge_index, weight), data)
+
+
+class Encodes(pyg.MessagePassing):
+    """Its own encoder makes rows of edge_attr: in ``forward``, or for each message."""
+
+    def __init__(self, encoder, inside, **options):
+        super().__init__(**options)
+        self.lin, self.encoder, self.inside = Linear(WIDTH, 8), encoder, inside
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=self.lin(x), e=edge_attr if self.inside else self.encoder(edge_attr))
+
+    def message(self, x_j, e):
+        return (x_j + (self.encoder(e) if self.inside else e)).relu()
+
+
+class Bonds(Module):
+    """As OGB's BondEncoder: an Embedding for each column."""
+
+    def __init__(self):
+        super().__init__()
+        self.columns = torch.nn.ModuleList(Embedding(kinds, 8) for kinds in (5, 6, 2))
+
+    def forward(self, edge_attr):
+        return sum(embedding(edge_attr[:, k]) for k, embedding in enumerate(self.columns))
+
+
+class Encoded(Module):
+    """A model that looks kinds of edges up before a convolution, or in it."""
+
+    def __init__(self, encoder, inside):
+        super().__init__()
+        self.encoder = encoder if inside is None else torch.nn.Identity()
+        self.lin = Linear(WIDTH, 8) if inside is None else torch.nn.Identity()
+        self.first = pyg.GINEConv(Linear(8, 8)) if inside is None else Encodes(encoder, inside)
+        self.last = pyg.SAGEConv(8, 4)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.last(self.first(self.lin(x), edge_index, self.encoder(edge_attr)).relu(), edge_index)
+
+
+def kinds(*counts, least=0):
+    generator = torch.Generator().manual_seed(6)
+    found = torch.stack([torch.randint(least, count, (E,), generator=generator) for count in counts], dim=1)
+    return found if len(counts) > 1 else found[:, 0]
+
+
+ENCODERS = {  # and edges that they take
+    "Embedding": (lambda: Embedding(5, 8), lambda: kinds(5)),
+    "of a column": (lambda: Sequential(torch.nn.Flatten(0), Embedding(5, 8)), lambda: kinds(5)[:, None]),
+    "bonds": (Bonds, lambda: kinds(5, 6, 2)),
+    "Linear": (lambda: Sequential(Linear(3, 8), Tanh()), lambda: numbers(E, 3)),
+    "of one number": (lambda: Sequential(torch.nn.Unflatten(0, (-1, 1)), Linear(1, 8)), lambda: numbers(E)),
+}
+INSIDE = {"before": None, "in forward": False, "in message": True}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_of_edges_in_and_before_convolutions(name, inside):
+    make, edges = ENCODERS[name]
+    data = graph(edge_attr=edges())
+    attr = data.edge_attr.double() if data.edge_attr.is_floating_point() else data.edge_attr
+    check(prepare(data), Encoded(make(), INSIDE[inside]), lambda model: model(data.x, data.edge_index, attr), data)
+
+
+BEYOND = {
+    "above": (
+        lambda: Embedding(5, 8),
+        lambda: kinds(7),
+        "kinds from 0 to 6 in an Embedding of 5 rows, .* make it of 7",
+    ),
+    "below": (
+        lambda: Embedding(5, 8),
+        lambda: kinds(5, least=-1),
+        "kinds from -1 to 4 .*; number them from 0, as kinds -",
+    ),
+    "a column": (Bonds, lambda: kinds(5, 9, 2), "kinds from 0 to 8 in an Embedding of 6 rows, .* make it of 9"),
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("name", BEYOND)
+def test_kinds_of_edges_beyond_an_embedding_are_refused_by_the_trainer(name, inside):
+    make, edges, message = BEYOND[name]
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(prepare(graph(edge_attr=edges())), hongtu.from_pyg(Encoded(make(), INSIDE[inside])))
+
+
+@pytest.mark.parametrize(("encoder", "edges", "message"), [
+    (lambda: Embedding(5, 8), lambda: numbers(E), r"kinds are integers, as edge_attr.long\(\); or make it take"),
+    (lambda: Linear(3, 8), lambda: kinds(5, 6, 2), r"integers become floats by edge_attr.float\(\); or make it take"),
+])  # fmt: skip
+def test_edge_features_of_another_kind_of_numbers(encoder, edges, message):
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(prepare(graph(edge_attr=edges())), hongtu.from_pyg(Encoded(encoder(), False)))

@@ -235,6 +235,138 @@ def test_edges_of_a_relation_are_changed_beforehand(name, with_attr):
     check(model, changed)
 
 
+COUNTED = {  # sizes of both types, as people write them
+    "pair": lambda x, e: utils.add_self_loops(e, num_nodes=(8, 20))[0],
+    "pair of sizes": lambda x, e: utils.add_self_loops(e, num_nodes=(x["author"].size(0), x["paper"].shape[0]))[0],
+    "number": lambda x, e: utils.add_remaining_self_loops(e, num_nodes=8)[0],
+    "size of sources": lambda x, e: utils.add_self_loops(e, num_nodes=x["author"].size(0))[0],
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_self_loops_between_two_types_are_made_beforehand(name):
+    data, change = graph(), COUNTED[name]
+
+    def forward(self, x, e):
+        edges = change(x, e[WRITES]) if self.changes else e[WRITES]
+        return self.lin(self.own((x["author"], x["paper"]), edges))
+
+    model = Net(forward, own=pyg.SAGEConv((4, 6), 4))
+    model.changes = True
+    with pytest.raises(InputError, match=r"as (data\[.*\)), and leave it out of forward") as refused:
+        hongtu.Trainer(prepare(data), hongtu.from_pyg(model))
+    model.changes = False
+    exec(re.search(r"preprocess_graph, as (.*), and leave", str(refused.value))[1], {"data": data, **vars(utils)})
+    expected = graph()
+    assert data[WRITES].edge_index.tolist() == change(expected.x_dict, expected[WRITES].edge_index).tolist()
+    check(model, data)
+
+
+ON_EDGES = {  # what a forward may ask of edges, and do with them
+    "size": lambda x, e: asserts(e.size(0) == 2 and e.size(dim=-2) == 2),
+    "shape": lambda x, e: asserts(e.shape[0] == 2),
+    "len": lambda x, e: asserts(len(e) == 2),
+    "dim": lambda x, e: asserts(e.dim() == 2 and e.ndim == 2),
+    "dtype": lambda x, e: asserts(e.dtype == torch.long and not e.is_floating_point() and not e.is_sparse),
+    "device": lambda x, e: x.to(e.device),
+    "number": lambda x, e: x / e.size(0),
+    "long": lambda x, e: (x, e.long()),
+    "contiguous": lambda x, e: (x, e.contiguous()),
+    "to": lambda x, e: (x, e.to(x.device)),
+}
+
+
+@pytest.mark.parametrize("name", ON_EDGES)
+def test_a_forward_may_ask_what_edges_of_every_graph_are(name):
+    def forward(self, x, e):
+        found = ON_EDGES[name](x["paper"], e[CITES])
+        rows, edges = found if isinstance(found, tuple) else (x["paper"] if found is None else found, e[CITES])
+        return self.lin(self.own(rows, edges))
+
+    check(Net(forward, own=pyg.SAGEConv(6, 4)), graph())
+
+
+@pytest.mark.parametrize("asks", ["e.size(1) > 0", "e.shape[1] > 0", "e.numel() > 0", "x / e.shape[1]", "e.shape == x"])
+def test_how_many_edges_there_are_is_not_asked(asks):
+    def forward(self, x, e):
+        return self.lin(self.own(x["paper"], e[CITES] if eval(asks, {"x": x["paper"], "e": e[CITES]}) is None else 0))
+
+    with pytest.raises(
+        InputError, match=r"takes edges apart \((size|shape|numel)\), .* how many there are, of __init__"
+    ):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(Net(forward, own=pyg.SAGEConv(6, 4))))
+
+
+SIZED = {
+    "by name": lambda own, pair, e: own(pair, e, size=(pair[0].size(0), pair[1].size(0))),
+    "by place": lambda own, pair, e: own(pair, e, (pair[0].shape[0], pair[1].shape[0])),
+    "view": lambda own, pair, e: own(pair, e).view(pair[1].size(0), -1),
+    "reshape": lambda own, pair, e: own(pair, e).reshape(pair[1].shape[0], 2, -1).flatten(1),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_of_rows_are_those_of_a_chunk(name):
+    def forward(self, x, e):
+        return self.lin(SIZED[name](self.own, (x["author"], x["paper"]), e[WRITES]))
+
+    check(Net(forward, own=pyg.SAGEConv((4, 6), 4)), graph())
+
+
+def test_no_rows_of_destinations():
+    def forward(self, x, e):
+        given = x["paper"] if self.both else None
+        size = None if self.both else (x["author"].size(0), x["paper"].size(0))
+        return self.lin(self.own((x["author"], given), e[WRITES], size=size))
+
+    model = Net(forward, own=pyg.SAGEConv((4, 6), 4, root_weight=False))
+    model.both = False
+    with pytest.raises(InputError, match=r"calls own with \(x, None\) and a size; give it the rows of both"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
+    expected = called(model, graph())
+    model.both = True
+    torch.testing.assert_close(called(model, graph()), expected)
+    check(model, graph())
+
+
+@pytest.mark.parametrize(("name", "remedy"), [
+    ("dropout_edge", r"drop messages in the convolution: GATConv\(dropout=0.5\)"),
+    ("dropout_node", "drop messages in the convolution"),
+    ("negative_sampling", "hongtu.LinkLoss draws negatives"),
+    ("add_random_edge", "add some once, before hongtu.preprocess_graph"),
+])  # fmt: skip
+def test_functions_that_draw_edges_are_named(name, remedy):
+    def forward(self, x, e):
+        edges = getattr(utils, name)(e[CITES])
+        return self.lin(self.own(x["paper"], edges[0] if isinstance(edges, tuple) else edges))
+
+    with pytest.raises(InputError, match=rf"calls {name}, which draws edges anew in every epoch; {remedy}"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(Net(forward, own=pyg.SAGEConv(6, 4))))
+
+
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_kinds_are_looked_up_as_integers(of_edges):
+    data = graph(WRITES, CITES, BY) if of_edges else graph()
+    data["paper"].x = torch.arange(40.0).view(20, 2) % 5
+    for key in data.edge_types if of_edges else ():
+        data[key].edge_attr = torch.arange(data[key].num_edges).view(-1, 1) % 3
+
+    class Looks(Net):
+        def forward(self, x_dict, edge_index_dict, edge_attr_dict=None):
+            of = edge_attr_dict[CITES][:, 0] if of_edges else x_dict["paper"][:, 1]
+            found = self.emb(of.long() if self.long else of)
+            edges = (edge_index_dict[CITES], found) if of_edges else (edge_index_dict[CITES],)
+            return self.lin(self.own(self.first(x_dict["paper"]) if of_edges else found, *edges))
+
+    own = pyg.GINEConv(nn.Linear(4, 4)) if of_edges else pyg.SAGEConv(4, 4)
+    model = Looks(None, emb=nn.Embedding(5, 4), own=own, first=nn.Linear(2, 4))
+    model.long = False
+    with pytest.raises(InputError, match=r"are floats there; look kinds up as x.long\(\), or edge_attr.long\(\)"):
+        hongtu.Trainer(prepare(data), hongtu.from_pyg(model))
+    model.long = True
+    check(model, data)
+
+
 def test_reverse_relations_are_made_beforehand():
     def turned(self, x, e):
         return self.lin(self.conv(x | {"author": self.own((x["paper"], x["author"]), e[WRITES].flip(0))}, e)["paper"])

@@ -211,6 +211,10 @@ def scaled(draw):
         lambda out: float(np.random.rand(1)[0]) + torch.from_numpy(np.random.rand(len(out))).to(out.dtype),
         lambda out: random.choice([0.5, 2.0]),
         lambda out: torch.rand(1),
+        lambda out: torch.rand(len(out)) * np.random.rand(),
+        lambda out: torch.randn_like(out[:, 0]) + random.random(),
+        lambda out: torch.bernoulli(torch.full((len(out),), 0.5)) * random.choice([0.5, 2.0, 3.0]),
+        lambda out: functional.dropout(out[:, 0], 0.5) * float(np.random.beta(1, 1)),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
@@ -239,10 +243,25 @@ def test_permuted_rows_are_refused_whatever_is_drawn(beside, seed):
         lambda out: torch.tensor([random.random() for _ in out]),
         lambda out: torch.from_numpy(np.random.randn(len(out))).to(out.dtype),
         lambda out: torch.rand(len(out)) * torch.randn(len(out)),
+        lambda out: torch.rand(len(out)) * torch.from_numpy(np.random.rand(len(out))).to(out.dtype),
+        lambda out: torch.rand(len(out)) * torch.tensor([random.random() for _ in out]),
     ],
 )
 def test_numbers_of_each_row_of_a_loss_are_taken(draw):
     check_alone("loss", scaled(draw), torch.eye(7, 3), torch.arange(7) % 3)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda out: (torch.manual_seed(3), torch.rand(len(out)))[1],
+        lambda out: (np.random.seed(3), torch.from_numpy(np.random.rand(len(out))).to(out.dtype))[1],
+        lambda out: (random.seed(3), torch.tensor([random.random() for _ in out]))[1],
+    ],
+)
+def test_a_loss_that_seeds_generators_goes_by_where_a_row_is(draw):
+    with pytest.raises(InputError, match="must not depend on the others, or on its place"):
+        check_alone("loss", scaled(draw), torch.eye(7, 3), torch.arange(7) % 3)
 
 
 def test_random_numbers_of_a_loss_are_no_mixing_of_vertices():

@@ -1,12 +1,18 @@
 """An artifact stores float32: input that is rounded is named, other input is not."""
 
+import gzip
+
 import numpy as np
 import pytest
+import scipy.io
 import scipy.sparse
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import hongtu
+from hongtu.config import PreprocessConfig
+from hongtu.preprocess.entry import preprocess_directory
+from hongtu.preprocess.read.formats.ogb_tables import read_features
 from tests import problems
 
 EDGES = np.array([[0, 1, 2, 3], [1, 2, 3, 0]])
@@ -73,3 +79,113 @@ def test_whole_numbers_that_are_rounded_are_named(capsys):
     assert said(capsys, features=np.full((4, 2), 2**24 + 1)) == [
         "hongtu: note: features: int64, rounded to the float32 of an artifact"
     ]
+
+
+TIME = 1_600_000_001  # seconds, of which float32 has every 128th
+TIMES = torch.arange(4) * 7 + TIME
+RING = "src,dst,weight\n0,1,{}\n1,2,{}\n2,3,{}\n3,0,{}\n"
+
+
+def of_data(**fields):
+    own = {"x": torch.ones(4, 2), "y": torch.arange(4) % 2, "train_mask": torch.ones(4, dtype=torch.bool)}
+    own |= {} if "adj_t" in fields else {"edge_index": torch.from_numpy(EDGES)}
+    return lambda folder: {"data": Data(**own | fields)}
+
+
+def of_types(**fields):
+    def made(folder):
+        data = HeteroData()
+        data["a"].x, data["a"].y, data["b"].x = torch.ones(4, 2), torch.arange(4) % 2, fields.get("x", torch.ones(4, 1))
+        data["a"].train_mask = torch.ones(4, dtype=torch.bool)
+        for relation in (("a", "r", "a"), ("b", "s", "a")):
+            data[relation].edge_index = torch.from_numpy(EDGES)
+        for name, value in fields.items():
+            if name != "x":
+                data["b", "s", "a"][name] = value
+        return {"data": data}
+
+    return made
+
+
+def of_file(name, write):
+    def made(folder):
+        write(folder / name)
+        return {"input": folder / name, "features": "random:2", "labels": "random:2", "random_split": (0.6, 0.2, 0.2)}
+
+    return made
+
+
+def of_matrix(name, write):
+    return of_file(name, lambda path: write(path, scipy.sparse.coo_matrix((TIMES.numpy(), EDGES), shape=(4, 4))))
+
+
+def text(values):
+    return lambda path: path.write_text(RING.format(*values))
+
+
+def parquet(values):
+    table = {"src": EDGES[0], "dst": EDGES[1], "weight": values}
+    return lambda path: pytest.importorskip("pyarrow.parquet").write_table(
+        pytest.importorskip("pyarrow").table(table), path
+    )
+
+
+SPARSE = torch.sparse_coo_tensor(torch.from_numpy(EDGES), TIMES, (4, 4)).to_sparse_csr()
+LARGE = {  # and what is said of it
+    "edge_attr": (of_data(edge_attr=TIMES[:, None]), "data.edge_attr: int64"),
+    "edge_attr of rank 1": (of_data(edge_attr=TIMES), "data.edge_attr: int64"),
+    "edge_attr, int32": (of_data(edge_attr=TIMES.int()[:, None]), "data.edge_attr: int32"),
+    "edge_weight": (of_data(edge_weight=TIMES), "data.edge_weight: int64"),
+    "edge_weight, float64": (of_data(edge_weight=TIMES.double()), "data.edge_weight: float64"),
+    "adj_t": (of_data(adj_t=SPARSE), "data.adj_t: int64"),
+    "adj_t, float64": (of_data(adj_t=SPARSE.double()), "data.adj_t: float64"),
+    "edge_attr of a relation": (of_types(edge_attr=TIMES[:, None]), "data['b', 's', 'a'].edge_attr: int64"),
+    "edge_weight of a relation": (of_types(edge_weight=TIMES), "data['b', 's', 'a'].edge_weight: int64"),
+    "x of a type": (of_types(x=TIMES[:, None]), "data['b'].x: int64"),
+    "text": (of_file("e.csv", text(TIMES.tolist())), "e.csv: edge_weight: int64"),
+    "text with halves": (of_file("e.csv", text((TIMES.double() + 0.5).tolist())), "e.csv: edge_weight: float64"),
+    "parquet": (of_file("e.parquet", parquet(TIMES.numpy())), "e.parquet: edge_weight: int64"),
+    "mtx": (of_matrix("e.mtx", scipy.io.mmwrite), "e.mtx: edge_weight: int64"),
+    "npz": (of_matrix("e.npz", scipy.sparse.save_npz), "e.npz: edge_weight: int64"),
+}
+
+
+def notes_of(given, capsys):
+    given = dict(given)
+    where = {"artifact": problems.new_path(), "partitions": 1, "chunks": 1}
+    if "input" in given:
+        source, artifact = given.pop("input"), where.pop("artifact")
+        preprocess_directory(source, artifact, PreprocessConfig(**given | where))
+    else:
+        hongtu.preprocess_graph(**given, **where)
+    return [line for line in capsys.readouterr().err.splitlines() if "rounded" in line]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_times_are_said_to_be_rounded_in_every_form(name, tmp_path, capsys):
+    make, expected = LARGE[name]
+    (line,) = notes_of(make(tmp_path), capsys)
+    assert line.endswith(f"{expected}, rounded to the float32 of an artifact")
+
+
+SMALL = {
+    "edge_attr": of_data(edge_attr=TIMES[:, None] - TIME),
+    "edge_weight": of_data(edge_weight=TIMES - TIME),
+    "adj_t": of_data(adj_t=SPARSE.float()),
+    "edge_attr of a relation": of_types(edge_attr=TIMES[:, None] - TIME),
+    "decimals": of_file("e.csv", text(["0.1", "1e-3", "3.25", "123456.7"])),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_numbers_as_people_write_them_are_not(name, tmp_path, capsys):
+    assert notes_of(SMALL[name](tmp_path), capsys) == []
+
+
+@pytest.mark.parametrize(("rows", "said"), [("1600000001,1", "int64"), ("1600000001.5,1", "float64"), ("0.1,7", "")])
+def test_tables_of_ogb(rows, said, tmp_path, capsys):
+    file = tmp_path / "node-feat.csv.gz"
+    file.write_bytes(gzip.compress(f"{rows}\n".encode()))
+    read_features(file, 1, tmp_path / "rows.npy", lambda share: None)
+    note = f"hongtu: note: {file}: {said}, rounded to the float32 of an artifact"
+    assert capsys.readouterr().err.splitlines() == ([note] if said else [])

@@ -15,7 +15,7 @@ from torch import Tensor
 from hongtu.errors import InputError, names_known
 from hongtu.kernels.torch_private import copied, is_pyg
 from hongtu.nn.block import Block
-from hongtu.nn.layer import Layer
+from hongtu.nn.layer import Layer, refuse_kinds
 from hongtu.nn.message_dropout import Edges, MessageDropout, may_drop, nothing_left
 
 _OURS = (
@@ -65,6 +65,7 @@ class PyGLayer(Layer):
         self.weighted = "edge_weight" in parameters
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
+        self._as_given = self._of_ones_own or any(isinstance(part, torch.nn.Embedding) for part in conv.modules())
         self._given_one, self._is_local = self.square, False
         if self.square:
             width, columns = (getattr(conv, name, None) for name in ("in_channels", "edge_dim"))
@@ -92,7 +93,8 @@ class PyGLayer(Layer):
         if self.weighted and block.edge_weight is not None:
             options["edge_weight"] = block.edge_weight.to(h.dtype)
         if self.uses_edge_features and block.edge_features is not None:
-            options["edge_attr"] = block.edge_features
+            made = hasattr(self, "encode_edges") or not self._as_given
+            options["edge_attr"] = block.edge_features if made else self.given_form(block.edge_features)
         if block.edge_type is not None:
             options["edge_type"] = block.edge_type.long()
         if self._given_one:
@@ -109,6 +111,7 @@ class PyGLayer(Layer):
         try:
             return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
         except (AttributeError, TypeError, RuntimeError, IndexError, ValueError) as error:
+            refuse_kinds(f"PyGLayer({type(self.conv).__name__})", error)
             name = type(self.conv).__name__
             without = int((block.in_degree == 0).sum())
             if without and type(error) in (RuntimeError, IndexError):
@@ -144,7 +147,8 @@ class PyGLayer(Layer):
                 raise
             raise InputError(
                 f"PyGLayer({name}): its forward takes neither rows nor a pair of rows, of sources and destinations "
-                f"({error}; {failed}); make it take x as in torch_geometric's own, or write it as a hongtu.nn.Layer"
+                f"({error}; {failed}); {_cast(failed)}make it take x as in torch_geometric's own, or write it as a "
+                "hongtu.nn.Layer"
             ) from error
 
     def _check_local(self, form: tuple[int, ...], beside: dict[str, Tensor]) -> None:
@@ -167,7 +171,8 @@ class PyGLayer(Layer):
         options = {}
         for key, given in beside.items():
             numbers = 1.5 + torch.cos(torch.arange(48 * given.shape[1:].numel()))
-            options[key] = numbers.reshape(48, *given.shape[1:]).to(dtype) if given.is_floating_point() else 0 * edges
+            numbers = numbers.reshape(48, *given.shape[1:])
+            options[key] = numbers.to(dtype) if given.is_floating_point() else (0 * numbers).to(given.dtype)
         own = destination < 3
         rows = torch.unique(torch.cat([destination[own], source[own]]))  # 0 to 2 first, as they are destinations
         near = torch.stack([torch.searchsorted(rows, ends[own]) for ends in (source, destination)])
@@ -203,6 +208,13 @@ def with_extra_destination(
     rows = tuple(torch.cat([x[:1] if len(x) else x.new_zeros((1, *x.shape[1:])), x]) for x in pair)
     ends = torch.cat([edge_index.new_zeros((2, 2)), edge_index + 1], dim=1)
     return conv(rows, ends, *map(behind, of_edges), **{name: behind(x) for name, x in named.items()})[1:]
+
+
+def _cast(error: Exception) -> str:
+    """What mends edge features of another kind of numbers than a convolution takes."""
+    if "scalar types: Long" in str(error):
+        return "kinds are integers, as edge_attr.long(); or "
+    return "integers become floats by edge_attr.float(); or " if "got Long and" in str(error) else ""
 
 
 def _remedy(name: str) -> str:

@@ -194,7 +194,8 @@ def _run(network: Network, form: GraphForm, *, training: bool, largest: float = 
             if isinstance(layer, WholeGraphNorm):
                 raise InputError(
                     f"{title}: is called with {len(z)} of 2 rows, and its statistics are those of all vertices; call "
-                    "it with the rows of all and choose then, or use torch.nn.LayerNorm"
+                    "it with a row for each, as [rows, channels, columns] where a row holds several, or use "
+                    "torch.nn.LayerNorm"
                 )
             raise InputError(f"{title}: aggregate must return a tensor [D, columns]")
         layers.append(
@@ -287,6 +288,8 @@ def with_edge_data(block: Block, network: Network, index: int, edges: EdgeData) 
     layer, count = network.layers[index], len(block.local_source)
     numbers = torch.arange(count * edges.features, dtype=block.rows.statistics.dtype)
     features = torch.sin(numbers).reshape(count, edges.features)
+    if layer.edge_kinds is not None and layer.edge_kinds.shape[1] == edges.features and count:
+        features[:1], features[1:] = layer.edge_kinds.to(features.dtype)
     types = torch.zeros(count, dtype=torch.int32)
     types[-1] = edges.types - 1
     weighed = layer.plain and layer.weighted and not layer.ignores_weights  # its forward may not run without

@@ -29,7 +29,7 @@ from hongtu.preprocess.read.check_labels import (
 )
 from hongtu.preprocess.read.formats.pyg_data import Ends, edges_of, masks_of, title_of, vertex_fields
 from hongtu.preprocess.read.graph import SPLIT_NAMES, RawGraph
-from hongtu.preprocess.read.source import array_blocks
+from hongtu.preprocess.read.source import array_blocks, rounds
 from hongtu.preprocess.read.typed import make_typed
 
 GLOBAL = "_global_store"  # of a HeteroData's dictionary: what is of no type
@@ -103,7 +103,8 @@ def from_hetero(data: Any, config: PreprocessConfig, *, given: Collection[str] =
     destination = np.concatenate([ends.destination + first[key[2]] for key, ends in edges.items()])
     sizes = [len(ends.source) for ends in edges.values()]
     own = [ends.weight for ends in edges.values()]
-    weights = [np.ones(n, np.float32) if w is None else w for n, w in zip(sizes, own, strict=True)]  # 1: a missing one
+    kind = _common([weight for weight in own if weight is not None])
+    weights = [np.ones(n, kind) if w is None else w for n, w in zip(sizes, own, strict=True)]  # 1: a missing one
     weighted = any(weight is not None for weight in own)
     fields = {kind: vertex_fields(data[kind], title) for kind, title in kinds.items()}
     raw = RawGraph(
@@ -118,9 +119,13 @@ def from_hetero(data: Any, config: PreprocessConfig, *, given: Collection[str] =
             "vertices": [[kind, int(count)] for kind, count in counts.items()],
             "relations": [[*key, 0 if e.features is None else e.features.shape[1]] for key, e in edges.items()],
         },
+        whole=True,
         edge_forms=dict(set.intersection(*({*ends.forms.items()} for ends in edges.values()))),
     )
     raw.names = {f"features_{k}": title for k, title in enumerate(titles)} | {"features": " and ".join(titles)}
+    for piece, part, field in (("edge_weight", "weight", "edge_weight"), ("edge_features", "features", "edge_attr")):
+        have = [f"{relations[key]}.{field}" for key, ends in edges.items() if rounds(getattr(ends, part))]
+        raw.names |= {piece: " and ".join(have)} if have else {}
     for kind, title in kinds.items():
         span = slice(first[kind], first[kind] + counts[kind])
         _add_labels(raw, data[kind], RawGraph(title=title, labels=fields[kind]["labels"]), span, config, given)
@@ -207,20 +212,26 @@ def _edges(data: Any, title: str, key: tuple[str, str, str], counts: Mapping[str
             )
     names = {"edge_weight": "edge_weight", "edge_features": "edge_attr"}
     names = {piece: title_of(data, title, field) for piece, field in names.items()}
-    weight = None if ends.weight is None else ends.weight.astype(np.float64)  # which may be whole numbers
     own = np.broadcast_to(np.int64(0), (2, len(ends.source)))  # of which only how many there are is looked at
-    check_edge_numbers(RawGraph(edges=own, edge_weight=weight, edge_features=ends.features, names=names))
+    check_edge_numbers(
+        RawGraph(edges=own, edge_weight=ends.weight, edge_features=ends.features, names=names, whole=True)
+    )
     return ends
 
 
 def _edge_features(given: list[np.ndarray | None], counts: list[int]) -> np.ndarray | None:
     """Those of each relation, one after the other, with zeros behind those that have fewer; None where none has any."""
     columns = max(0 if rows is None else rows.shape[1] for rows in given)
-    found = np.zeros((sum(counts), columns), np.float32)
+    found = np.zeros((sum(counts), columns), _common([rows for rows in given if rows is not None]))
     for first, rows in zip(np.cumsum([0, *counts]), given):
         if rows is not None:
             found[first : first + len(rows), : rows.shape[1]] = rows
     return found if columns else None
+
+
+def _common(arrays: list[np.ndarray]) -> np.dtype:
+    """The type in which what a float32 does not hold of any of them is seen to be rounded."""
+    return next((array.dtype for array in arrays if rounds(array)), np.dtype(np.float32))
 
 
 def _features(fields: Mapping[str, Any], counts: Mapping[str, int], names: list[str]) -> Any:

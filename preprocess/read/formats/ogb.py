@@ -27,7 +27,7 @@ from hongtu.preprocess.read.formats.torch_file import load_torch_file
 from hongtu.preprocess.read.formats.zipped import Member, members
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import Reading, Sizes, check_archive, check_count, check_held
-from hongtu.preprocess.read.source import EdgeBlock, array_blocks, as_float32
+from hongtu.preprocess.read.source import EdgeBlock, array_blocks, of_text
 
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
 COUNTS = ("num_nodes_list", "num_edges_list")
@@ -85,7 +85,7 @@ def _text(raw: Path, scratch: Path, config: PreprocessConfig, reading: Reading) 
         assert source.num_edges is not None
         source.edge_features = read_features(beside, source.num_edges, scratch / "edge-feat.npy", reading.progress)
     if labels.is_file() and not config.labels:
-        source.labels = labels_of(read_table(labels, np.float64, vertices), labels, config)
+        source.labels = labels_of(of_text(read_table(labels, np.float64, vertices)), labels, config)
     return source
 
 
@@ -165,7 +165,7 @@ def labels_of(table: np.ndarray, file: Path, config: PreprocessConfig) -> np.nda
     if table.ndim not in (1, 2) or table.dtype.kind not in "biuf":
         raise InputError(f"{file}: {table.dtype} of shape {table.shape}, expected numbers [N, 1] or [N, C]")
     if (table.ndim == 2 and table.shape[1] > 1) or config.task == "regression":
-        return as_float32(table)
+        return table
     column = table.ravel().astype(np.float64) if table.dtype.kind == "f" else table.ravel()
     column = np.where(np.isnan(column), -1, column)
     with np.errstate(invalid="ignore"):  # of infinities

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.files import create_array
 from hongtu.preprocess.read.formats.text import open_text
 from hongtu.preprocess.read.formats.text_lines import HEAD, read_lines
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.source import EdgeBlock
+from hongtu.preprocess.read.source import EdgeBlock, of_text, rounds, said_rounded
 
 ROWS = 1 << 15  # of features, parsed in one step
 
@@ -53,9 +53,10 @@ def read_table(file: Path, dtype: type, most: int) -> np.ndarray:
 
 def read_features(file: Path, num_rows: int, into: Path, progress: Callable[[float], None]) -> np.ndarray:
     """float32 [rows, columns], in a file ``into``: so many lines."""
-    features, lines = None, read_filled(file)
+    features, rounded, lines = None, None, read_filled(file)
     for lo in range(0, num_rows, ROWS):
-        block = _parsed(file, itertools.islice(lines, ROWS), np.float32, lo)
+        block = of_text(_parsed(file, itertools.islice(lines, ROWS), np.float64, lo))
+        rounded = block.dtype if rounded is None and rounds(block) else rounded
         if len(block) != min(ROWS, num_rows - lo) or (features is not None and block.shape[1] != features.shape[1]):
             width = block.shape[1] if features is None else features.shape[1]
             raise InputError(
@@ -69,6 +70,8 @@ def read_features(file: Path, num_rows: int, into: Path, progress: Callable[[flo
     more = len(_parsed(file, itertools.islice(lines, ROWS), np.float32, num_rows))  # also reads the file's end
     if more:
         raise InputError(f"{file}: more lines than the {num_rows} expected; download the dataset again")
+    if rounded is not None:
+        note(said_rounded(str(file), rounded))
     return features
 
 

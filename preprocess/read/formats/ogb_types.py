@@ -25,6 +25,7 @@ from hongtu.preprocess.read.formats.ogb import labels_of, masks_in, only_split
 from hongtu.preprocess.read.formats.ogb_tables import open_pairs, read_features, read_filled, read_table
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import Reading, check_count
+from hongtu.preprocess.read.source import of_text
 
 COUNTS, RELATIONS = "num-node-dict.csv.gz", "triplet-type-list.csv.gz"
 MOST = 10_000  # relations
@@ -94,7 +95,7 @@ def _vertices(
     if rows.is_file() and config.features is None:
         store.x = read_features(rows, count, scratch / f"node-feat-{kind}.npy", reading.progress)
     if labels.is_file() and not config.labels:
-        store.y = labels_of(read_table(labels, np.float64, count), labels, config)
+        store.y = labels_of(of_text(read_table(labels, np.float64, count)), labels, config)
     split = None if config.random_split else only_split(path / "split")
     if split is not None and (split / kind).is_dir():
         for name, mask in masks_in(split / kind, count).items():

@@ -18,7 +18,7 @@ from hongtu.preprocess.read.formats.data_pickle import Made, load_arrays
 from hongtu.preprocess.read.formats.ogb_tables import read_filled
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.size import check_count
-from hongtu.preprocess.read.source import array_blocks, as_float32, check_compressed
+from hongtu.preprocess.read.source import array_blocks, check_compressed
 
 PARTS = ("x", "y", "tx", "ty", "allx", "ally", "graph")
 VALIDATION = 500  # vertices after the training ones
@@ -93,7 +93,7 @@ def _test_index(file: Path, known: int) -> np.ndarray:
 
 
 def _rows(value: Any) -> Any:
-    """Features as scipy COO float32."""
+    """Features as scipy COO."""
     import scipy.sparse
 
     if not isinstance(value, Made) or value.value is None:
@@ -110,7 +110,7 @@ def _rows(value: Any) -> Any:
         raise ValueError(f"an array of shape {value.shape}, expected a matrix")
     if value.dtype.kind not in "biuf":
         raise ValueError(f"{value.dtype}, expected numbers")
-    return scipy.sparse.coo_matrix(as_float32(value))
+    return scipy.sparse.coo_matrix(value)
 
 
 def _placed(allx: Any, tx: Any, test: np.ndarray, count: int) -> Any:

@@ -24,8 +24,8 @@ class Ends(NamedTuple):
 
     Attributes:
         source, destination: integers [E].
-        weight: float [E] or None.
-        features: float [E, F] or None.
+        weight: numbers [E] or None.
+        features: numbers [E, F] or None.
         vertices: V, or None where no matrix says it; between two types how many of sources and of destinations.
         title: what messages call the edges.
         forms: how the graph has weights and features, as ``RawGraph.edge_forms``.
@@ -59,7 +59,10 @@ def from_data(data: Any, name: str = "data") -> RawGraph:
         edge_features=edges.features,
         edge_type=_field(data, name, "edge_type"),
         edge_forms=edges.forms,
-        names={piece: title_of(data, name, key) for piece, key in (FIELDS | EDGE_FIELDS).items()} | names,
+        whole=True,
+        names={piece: title_of(data, name, key) for piece, key in (FIELDS | EDGE_FIELDS).items()}
+        | {"edge_weight": edges.title if "edge_weight" in edges.forms else title_of(data, name, "edge_weight")}
+        | names,
         masks=masks,
         **vertex_fields(data, name),
     )
@@ -99,7 +102,7 @@ def edges_of(data: Any, name: str, *, square: bool = True) -> Ends:
                 "it where its forward passes edge_attr on, and for layers that weigh edges by it set "
                 f"{title_of(data, name, 'edge_weight')}"
             )
-    return Ends(source, destination, weight, _floats(attributes), vertices, title, forms)
+    return Ends(source, destination, weight, attributes, vertices, title, forms)
 
 
 def _ends(data: Any, name: str, *, square: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Any, str]:
@@ -172,12 +175,6 @@ def _weight(weight: np.ndarray | None, title: str, count: int) -> np.ndarray | N
     if weight.dtype.kind not in "biuf":
         raise InputError(f"{title}: {weight.dtype}, expected real numbers; save one float an edge")
     return weight.ravel()
-
-
-def _floats(features: Any) -> Any:
-    if features is None or features.dtype.kind not in "biu":
-        return features
-    return features.astype(np.float32 if features.dtype.itemsize < 3 else np.float64)  # what float32 rounds is noted
 
 
 def _get(data: Any, key: str) -> Any:

@@ -24,7 +24,7 @@ from hongtu.preprocess.read.formats.text_lines import (
     unquote,
 )
 from hongtu.preprocess.read.graph import RawGraph
-from hongtu.preprocess.read.source import EdgeBlock, NotIntegers
+from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, of_text
 
 ENDINGS = (".txt", ".csv", ".tsv", ".edges")
 COMMENT = (b"#", b"%", b"//")
@@ -80,7 +80,7 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
             _names(text, a, b, where) if as_text else _numbers(text, a, b, where, "id") for a, b in spans[:2]
         )
         third = spans[2]
-        weight = None if typed or columns.weight < 0 else _numbers(text, third[0], third[1], where, "weight")
+        weight = None if typed or columns.weight < 0 else of_text(_numbers(text, third[0], third[1], where, "weight"))
         if not (columns.header or isinstance(source, list) or isinstance(destination, list)) and len(source):
             begins = first_edge is None
             if begins:
