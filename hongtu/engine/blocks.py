@@ -89,7 +89,7 @@ class Blocks:
         self._spare = [
             self._memory[at : at + self.block] for at in range(JOINED, JOINED + BEHIND - self.block + 1, self.block)
         ][::-1]
-        self._open: OrderedDict[int, tuple[np.ndarray, Spans]] = OrderedDict()
+        self._open: OrderedDict[int, tuple[np.ndarray, Spans]] = OrderedDict()  # the first is given up first
 
     def close(self) -> None:
         """Nothing is written any more."""
@@ -123,15 +123,16 @@ class Blocks:
             if not self._spare:
                 self._part(next(iter(self._open)))
             self._open[number] = self._spare.pop(), []
-        memory, spans = self._open[number]
-        memory[lo : lo + len(data)] = data
-        spans = _with(spans, lo, lo + len(data))
+        (memory, spans), hi = self._open[number], lo + len(data)
+        memory[lo:hi] = data
+        spans = _with(spans, lo, hi)
         self._open[number] = memory, spans
-        self._open.move_to_end(number)
         if spans == [(0, self.block)] and number * self.block < self._nbytes:
             del self._open[number]
             self._spare.append(memory)
             self._write(memory, number * self.block)
+        else:  # given up last, but where who appends goes on in the next one: that is given up first
+            self._open.move_to_end(number, last=hi < self.block)
 
     def settle(self, begin: int, end: int) -> None:
         """What was put between two bytes is in the file from now on."""

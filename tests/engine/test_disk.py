@@ -124,16 +124,22 @@ def test_rows_in_memory_are_those_of_their_vertices():
     assert host.tolist() == [[10.0], [1.0], [13.0]], "0 is stored, 2 is added, 5 is on the disk"
 
 
-def test_few_writes_bring_many_appends(tmp_path, monkeypatch):
-    """Appends to some places in turns: each block is written once, whole."""
+@pytest.mark.parametrize("first", [0, 100, 2600], ids="they begin {} bytes behind a block".format)
+@pytest.mark.parametrize("length", [1 << 10, 150_000])
+def test_few_writes_bring_many_appends(length, first, tmp_path, monkeypatch):
+    """Appends to as many places in turns as were told: each block is written once, whole, but where two places meet."""
     written, pwrite = [], blocks.os.pwrite
     monkeypatch.setattr(blocks.os, "pwrite", lambda file, data, at: written.append(len(data)) or pwrite(file, data, at))
+    places = 64
     with open(tmp_path / "rows", "w+b", buffering=0) as stream:
-        put = blocks.Blocks(stream.fileno(), 16 << 20, 16)
-        for turn in range(1024):
-            for place in range(16):
-                put.put((place << 20) + (turn << 10), np.full(1 << 10, place, np.uint8))
-        assert sum(written) == 16 << 20 and len(written) == (16 << 20) // put.block
+        put = blocks.Blocks(stream.fileno(), (places << 20) + first, places)
+        turns = range((1 << 20) // length)
+        for turn in turns:
+            for place in range(places):
+                put.put((place << 20) + first + turn * length, np.full(length, place, np.uint8))
+        put.settle(0, (places << 20) + first)
+        parts = [nbytes for nbytes in written if nbytes % put.block]
+        assert sum(written) == len(turns) * places * length and len(parts) <= 2 * places + 1
         put.close()
 
 
