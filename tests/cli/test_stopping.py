@@ -309,7 +309,8 @@ class Noisy:
 
     def __call__(self, out, target):
         self.calls += 1
-        noise = torch.rand(len(out)) + float(np.random.rand()) + random.random()
+        noise = torch.rand(len(out)) + torch.from_numpy(np.random.rand(len(out)))
+        noise += torch.tensor([random.random() for _ in range(len(out))])
         if self.calls == self.stop:
             raise KeyboardInterrupt
         return torch.nn.functional.cross_entropy(out, target, reduction="none") * noise
