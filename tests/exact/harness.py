@@ -327,7 +327,8 @@ class Case:
         for _ in range(CAST_MOVES):
             with self._moved(torch.finfo(torch.bfloat16).eps / 2):
                 moves.append(_apart(self.differentiate(epoch)[1], theirs))
-        moves.append(_apart(self._gradients_under_autocast(epoch), theirs))
+        with contextlib.suppress(RuntimeError):  # of a model that adds up numbers of two types
+            moves.append(_apart(self._gradients_under_autocast(epoch), theirs))
         bound = max(2 * max(moves), CAST_GRADIENT * max(size, 1e-3))
         assert off <= bound, f"gradients are off by {off}, their norm is {size}; they move by up to {max(moves)}"
         if max(moves) > size / 2:
