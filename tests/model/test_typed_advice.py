@@ -302,6 +302,12 @@ SIZED = {
     "by place": lambda own, pair, e: own(pair, e, (pair[0].shape[0], pair[1].shape[0])),
     "view": lambda own, pair, e: own(pair, e).view(pair[1].size(0), -1),
     "reshape": lambda own, pair, e: own(pair, e).reshape(pair[1].shape[0], 2, -1).flatten(1),
+    "pair": lambda own, pair, e: own(pair, e).view((pair[1].size(0), -1)),
+    "list": lambda own, pair, e: own(pair, e).reshape([pair[1].size(0), -1, 2]).flatten(1),
+    "function": lambda own, pair, e: torch.reshape(own(pair, e), (pair[1].shape[0], 2, -1)).flatten(1),
+    "columns": lambda own, pair, e: (
+        (h := torch.stack([own(pair, e)] * 2).sum(0)).view(-1, h.size(1) // 2, 2).flatten(1)
+    ),
 }
 
 
@@ -311,6 +317,18 @@ def test_sizes_of_rows_are_those_of_a_chunk(name):
         return self.lin(SIZED[name](self.own, (x["author"], x["paper"]), e[WRITES]))
 
     check(Net(forward, own=pyg.SAGEConv((4, 6), 4)), graph())
+
+
+MOVED = {
+    "rows": lambda x, e: {"paper": x["paper"].to(x["author"].device)},
+    "by name": lambda x, e: {"paper": x["paper"].to(device=x["author"].device)},
+    "edges": lambda x, e: {"author": x["author"].relu().to(e[BY].device)},
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_rows_of_all_types_are_on_one_device(name):
+    check(Net(lambda self, x, e: self.lin(self.conv(x | MOVED[name](x, e), e)["paper"])), graph())
 
 
 def test_no_rows_of_destinations():

@@ -232,7 +232,7 @@ def _edge_features(given: list[np.ndarray | None], counts: list[int]) -> np.ndar
 def _common(arrays: list[np.ndarray]) -> np.dtype:
     """The type that has the numbers of all, and in which what a float32 does not hold of any is seen to be rounded."""
     types = [array.dtype for array in arrays] if any(map(rounds, arrays)) else []
-    return np.result_type(*types or [np.float32])
+    return np.result_type(*types or [np.dtype(np.float32)])
 
 
 def _features(fields: Mapping[str, Any], counts: Mapping[str, int], names: list[str]) -> Any:
