@@ -101,6 +101,7 @@ def of_matrix(self, x, adj_t):
     return self.b(self.a(x, adj_t).relu(), adj_t)
 
 
+@pytest.mark.parametrize("strategy", ["full", "paper"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -109,7 +110,7 @@ def of_matrix(self, x, adj_t):
         lambda: {"a": pyg.SGConv(WIDTH, 8, K=2), "b": pyg.APPNP(2, 0.1)},
     ],
 )
-def test_the_diagonal_of_a_sparse_tensor_is_replaced(make):
+def test_the_diagonal_of_a_sparse_tensor_is_replaced(make, strategy):
     """torch_sparse.fill_diag puts the added weight where a self-loop is stored."""
     data, weight = graph(), numbers(E).abs() + 0.5
     source, destination = data.edge_index
@@ -124,4 +125,4 @@ def test_the_diagonal_of_a_sparse_tensor_is_replaced(make):
         h = m.a(data.x, data.edge_index, filled).relu()
         return m.b(h, data.edge_index, filled)
 
-    check(prepare(given), net(of_matrix, **parts), call, data)
+    check(prepare(given), net(of_matrix, **parts), call, data, strategy=strategy)
