@@ -14,15 +14,17 @@ class PaperEdges:
     """What is done to a graph's edges before the first epoch.
 
     Attributes:
-        loops: every vertex gets one self-loop, the last of its in-edges, in place of those that are stored; its weight
-            is that of the last of these.
-        added: or this where there were none.
+        loops: every vertex gets one self-loop, the last of its in-edges, in place of those that are stored.
+        added: its weight where there were none.
+        stored: and where there were some: the last of theirs ("replace"), ``added`` and theirs ("add"), or ``added``
+            ("drop").
         normalized: weights are those of D^-1/2 A D^-1/2, with D the weighted in-degree, such loops included.
         weighted: A has the graph's weights; else they are 1.
     """
 
     loops: bool = False
     added: float = 1.0
+    stored: str = "replace"
     normalized: bool = False
     weighted: bool = True
 
@@ -48,7 +50,11 @@ def with_paper_edges(topology: Topology, edges: PaperEdges, statistics: np.ndarr
     if own is not None:
         weight[:] = own
     degree, looped, last = np.asarray(statistics, dtype=np.float64).T[:3] if edges.weighted else statistics.T[3:]
-    loop = np.where(np.isnan(last), edges.added, last)
+    loop = np.full_like(last, edges.added)
+    if edges.stored == "replace":
+        loop = np.where(np.isnan(last), edges.added, last)
+    elif edges.stored == "add":
+        loop += looped
     if edges.loops:
         degree = degree - looped + loop
         start, source, weight = _looped(start, source, weight, loop.astype(dtype), weighted=weighted)

@@ -207,10 +207,11 @@ class _Tracer(Tracer):
         if node.op != "output":
             with untraced(), torch.no_grad(), kept_random_state():
                 node.meta[EXAMPLE] = self._run(node)
-        sizes = node.args[1:] if node.target in ("view", "reshape") else ()
-        if -1 in sizes and any(isinstance(size, fx.Node) for size in sizes):  # of no rows -1 may be any number
+        sizes: Any = node.args[1:] if node.target in ("view", "reshape", torch.reshape) else ()
+        sizes = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else sizes
+        if -1 in sizes[1:] and any(isinstance(size, fx.Node) for size in sizes):  # of no rows -1 may be any number
             known = zip(sizes, node.meta[EXAMPLE].shape, strict=True)
-            node.args = (node.args[0], *(there if size == -1 else size for size, there in known))
+            node.args = node.args[0], tuple(there if size == -1 else size for size, there in known)
         return node
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *others: Any, **more: Any) -> Any:
@@ -219,6 +220,9 @@ class _Tracer(Tracer):
                 return args[0]
             if target is getattr and args[1] in ("device", "is_cuda"):
                 args = self._features(), args[1]
+        devices = [x for x in (*args[1:], *kwargs.values()) if _is_device(x)] if target == "to" else []
+        if devices and len(devices) == len(args) + len(kwargs) - 1:  # where all rows of a chunk are
+            return args[0]
         proxy: Any = super().create_proxy(kind, target, args, kwargs, *others, **more)
         shown = proxy.node.meta.get(EXAMPLE)
         if isinstance(shown, int) and target is not getattr and is_of_form(proxy.node):
@@ -279,6 +283,10 @@ class _Tracer(Tracer):
             for name, of in (("edge_", relation), ("x", kind), ("num_nodes", kind)):
                 said = said.replace(f"data.{name}", f"data[{of!r}].{name}")
             raise InputError(said) from None
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, fx.Proxy) and isinstance(value.node.meta[EXAMPLE], torch.device)
 
 
 def _check_local(conv: nn.Module, given: Any, found: Any, title: str) -> None:

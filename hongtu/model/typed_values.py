@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor, fx, nn
 
 from hongtu.errors import InputError
 from hongtu.graph.vertex_types import VertexTypes
+from hongtu.model.checks import modes_kept
 from hongtu.model.expression import label
 from hongtu.model.in_place import gives_rows, settle
+from hongtu.model.random_state import kept_random_state
 from hongtu.model.tracer import is_convolution
 from hongtu.model.typed_attention import ByRelation, TypedConv, attended, is_han, scores
 from hongtu.model.typed_hop import gcn_degrees, gcn_loop, is_gcn
@@ -62,16 +65,31 @@ class TypedValues:
         """How many sources and destinations a convolution is given is known of their rows, and other in every chunk."""
         conv = self._conv(node)
         given = {} if conv is None else inspect.signature(conv.forward).bind(*node.args, **node.kwargs).arguments
-        if (size := given.get("size")) is None:
+        size, counts = given.get("size"), list[Any]()
+        fx.node.map_arg((size,), lambda other: counts.append(other.meta[EXAMPLE]))
+        if conv is None or not any(
+            isinstance(count, int | torch.Size) for count in counts
+        ):  # None, or something else of that name
             return
+        called = str(node.target).removeprefix("model.")
         if isinstance(x := given.get("x"), tuple | list) and x[1] is None:
-            called = str(node.target).removeprefix("model.")
             raise InputError(
                 f"{self._title}.forward calls {called} with (x, None) and a size; give it the rows of both, (x_source, "
                 "x_destination), and make it with root_weight=False where those of destinations do not count"
             )
         node.args = tuple(value for value in node.args if value is not size)
         node.kwargs = {name: value for name, value in node.kwargs.items() if name != "size"}
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta[EXAMPLE])
+        same = False
+        errors = suppress(TypeError, RuntimeError, ValueError, IndexError)
+        with errors, torch.no_grad(), kept_random_state(), modes_kept(conv):
+            same = torch.equal(conv.eval()(*args, **kwargs), node.meta[EXAMPLE])
+        if not same:
+            raise InputError(
+                f"{self._title}.forward calls {called} with a size, which is another in every chunk, and it gives "
+                "other rows without; have it take none, and find that of the rows that it is given, as "
+                "size=(x[0].size(0), x[1].size(0))"
+            )
 
     def _know_degrees(self) -> None:
         """Have degrees be values of the first hop, which a GCNConv takes of sources, too."""

@@ -293,6 +293,21 @@ def test_the_values_of_a_matrix_come_along(forward, parts):
     check(prepare(data), net(forward, **made()), call, data)
 
 
+@pytest.mark.parametrize("improved", [False, True])
+@pytest.mark.parametrize("strategy", ["none", "p2p", "paper"])
+def test_self_loops_of_a_matrix_are_added_to_in_the_form_of_the_paper(strategy, improved):
+    data = graph()
+    unique = torch.unique(data.edge_index[0] * N + data.edge_index[1])
+    edges = torch.stack([unique // N, unique % N])
+    assert (edges[0] == edges[1]).any()
+    weight = numbers(edges.shape[1])
+    given = Data(x=data.x, y=data.y, train_mask=data.train_mask)
+    given.adj_t = to_torch_csr_tensor(edges.flip(0), weight, size=(N, N))
+    whole = to_torch_csr_tensor(edges.flip(0), weight.double(), size=(N, N))
+    model = net(of_matrix, a=pyg.GCNConv(WIDTH, 8, improved=improved), b=pyg.GCNConv(8, 4, improved=improved))
+    check(prepare(given), model, lambda m: m(data.x, whole), data, strategy=strategy)
+
+
 def of_weighed_edges(self, x, edge_index, edge_weight):
     return self.b(self.a(x, edge_index, edge_weight).relu(), edge_index, edge_weight)
 

@@ -84,6 +84,39 @@ def test_a_reversible_block_is_its_forward():
     check(prepare(data), model, lambda m: m(data.x.clone(), data.edge_index), data)
 
 
+class Sums(pyg.MessagePassing):
+    """A convolution that maps its rows first."""
+
+    def __init__(self, aggr):
+        super().__init__(aggr=aggr)
+        self.lin = torch.nn.Linear(WIDTH, 8)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+
+OF_SORTED_EDGES = {
+    "mlp": lambda: pyg.aggr.MLPAggregation(8, 8, max_num_elements=20, num_layers=1),
+    "set transformer": lambda: pyg.aggr.SetTransformerAggregation(8, heads=2),
+    "patch transformer": lambda: pyg.aggr.PatchTransformerAggregation(8, 8, 3, 8, heads=2),
+}
+
+
+@pytest.mark.parametrize("aggr", OF_SORTED_EDGES)
+def test_aggregations_that_need_edges_by_destination(aggr):
+    data = graph()
+    data.edge_index = data.edge_index[:, data.edge_index[1].argsort(stable=True)]
+    model = net(plain, a=Sums(OF_SORTED_EDGES[aggr]()), b=pyg.SAGEConv(8, 4))
+    check(prepare(data), model, lambda m: m(data.x, data.edge_index), data)
+
+
+@pytest.mark.parametrize("make", [pyg.aggr.GRUAggregation, pyg.aggr.LSTMAggregation, pyg.aggr.LCMAggregation])
+def test_aggregations_that_the_longest_list_changes(make):
+    model = net(plain, a=Sums(make(8, 8)), b=pyg.SAGEConv(8, 4))
+    with pytest.raises(InputError, match="that the longest list of in-edges does not change"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
+
+
 class SparseTensor:
     """As torch_sparse's, by its methods."""
 
@@ -101,6 +134,7 @@ def of_matrix(self, x, adj_t):
     return self.b(self.a(x, adj_t).relu(), adj_t)
 
 
+@pytest.mark.parametrize("strategy", ["full", "paper"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -109,7 +143,7 @@ def of_matrix(self, x, adj_t):
         lambda: {"a": pyg.SGConv(WIDTH, 8, K=2), "b": pyg.APPNP(2, 0.1)},
     ],
 )
-def test_the_diagonal_of_a_sparse_tensor_is_replaced(make):
+def test_the_diagonal_of_a_sparse_tensor_is_replaced(make, strategy):
     """torch_sparse.fill_diag puts the added weight where a self-loop is stored."""
     data, weight = graph(), numbers(E).abs() + 0.5
     source, destination = data.edge_index
@@ -124,4 +158,4 @@ def test_the_diagonal_of_a_sparse_tensor_is_replaced(make):
         h = m.a(data.x, data.edge_index, filled).relu()
         return m.b(h, data.edge_index, filled)
 
-    check(prepare(given), net(of_matrix, **parts), call, data)
+    check(prepare(given), net(of_matrix, **parts), call, data, strategy=strategy)

@@ -302,6 +302,12 @@ SIZED = {
     "by place": lambda own, pair, e: own(pair, e, (pair[0].shape[0], pair[1].shape[0])),
     "view": lambda own, pair, e: own(pair, e).view(pair[1].size(0), -1),
     "reshape": lambda own, pair, e: own(pair, e).reshape(pair[1].shape[0], 2, -1).flatten(1),
+    "pair": lambda own, pair, e: own(pair, e).view((pair[1].size(0), -1)),
+    "list": lambda own, pair, e: own(pair, e).reshape([pair[1].size(0), -1, 2]).flatten(1),
+    "function": lambda own, pair, e: torch.reshape(own(pair, e), (pair[1].shape[0], 2, -1)).flatten(1),
+    "columns": lambda own, pair, e: (
+        (h := torch.stack([own(pair, e)] * 2).sum(0)).view(-1, h.size(1) // 2, 2).flatten(1)
+    ),
 }
 
 
@@ -311,6 +317,75 @@ def test_sizes_of_rows_are_those_of_a_chunk(name):
         return self.lin(SIZED[name](self.own, (x["author"], x["paper"]), e[WRITES]))
 
     check(Net(forward, own=pyg.SAGEConv((4, 6), 4)), graph())
+
+
+MOVED = {
+    "rows": lambda x, e: {"paper": x["paper"].to(x["author"].device)},
+    "by name": lambda x, e: {"paper": x["paper"].to(device=x["author"].device)},
+    "edges": lambda x, e: {"author": x["author"].relu().to(e[BY].device)},
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_rows_of_all_types_are_on_one_device(name):
+    check(Net(lambda self, x, e: self.lin(self.conv(x | MOVED[name](x, e), e)["paper"])), graph())
+
+
+class Factor(pyg.MessagePassing):
+    """A convolution to which size is something else."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.own = nn.Linear(4, 3)
+
+    def forward(self, x, edge_index, size=1.0):
+        return size * self.propagate(edge_index, x=(self.own(x[0]), None), size=(len(x[0]), len(x[1])))
+
+    def message(self, x_j):
+        return x_j
+
+
+class Required(Factor):
+    def forward(self, x, edge_index, size):
+        return self.propagate(edge_index, x=(self.own(x[0]), None), size=size)
+
+
+class Optional(Factor):
+    def forward(self, x, edge_index, size=None):
+        return self.propagate(edge_index, x=(self.own(x[0]), None), size=size)
+
+
+class Divides(Factor):
+    def forward(self, x, edge_index, size=None):
+        return super().forward(x, edge_index, 1.0 if size is None else 1.0 / size[1])
+
+
+NO_COUNTS = {
+    "by name": lambda own, pair, e: own(pair, e, size=2.5),
+    "by place": lambda own, pair, e: own(pair, e, 0.5),
+    "whole": lambda own, pair, e: own(pair, e, size=-2),
+}
+
+
+@pytest.mark.parametrize("name", NO_COUNTS)
+def test_a_size_that_is_no_count_is_given(name):
+    check(
+        Net(lambda self, x, e: NO_COUNTS[name](self.own, (x["author"], x["paper"]), e[WRITES]), own=Factor()), graph()
+    )
+
+
+@pytest.mark.parametrize("kind", [Required, Optional, Divides])
+def test_a_size_that_a_convolution_of_ones_own_needs(kind):
+    def forward(self, x, e):
+        size = () if self.advised else ((x["author"].size(0), x["paper"].size(0)),)
+        return self.own((x["author"], x["paper"]), e[WRITES], *size)
+
+    model = Net(forward, own=kind())
+    model.advised = False
+    with pytest.raises(InputError, match=r"calls own with a size, .* as size=\(x\[0\].size\(0\), x\[1\].size\(0\)\)"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(model))
+    model.own, model.advised = Factor(), True
+    check(model, graph())
 
 
 def test_no_rows_of_destinations():

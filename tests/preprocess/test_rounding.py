@@ -131,6 +131,21 @@ def parquet(values):
 
 
 SPARSE = torch.sparse_coo_tensor(torch.from_numpy(EDGES), TIMES, (4, 4)).to_sparse_csr()
+
+
+@pytest.mark.parametrize(
+    "rounded", [TIMES[:, None], TIMES.int()[:, None], torch.stack([TIMES, TIMES // 2], 1)], ids=range(3)
+)
+def test_fractions_stay_beside_times_of_another_relation(rounded, capsys):
+    own = torch.tensor([[0.25], [0.5], [1.5], [-0.75]])
+    data = of_types(edge_attr=own)(None)["data"]
+    data["a", "r", "a"].edge_attr = rounded
+    found = hongtu.preprocess_graph(data=data, artifact=problems.new_path(), partitions=1, chunks=1)
+    edges = found.topology
+    rows = {*edges.edge_features[edges.edge_type == 1, 0].tolist()}
+    assert rows == {*own.ravel().tolist()} and "data['a', 'r', 'a'].edge_attr: " in capsys.readouterr().err
+
+
 LARGE = {  # and what is said of it
     "edge_attr": (of_data(edge_attr=TIMES[:, None]), "data.edge_attr: int64"),
     "edge_attr of rank 1": (of_data(edge_attr=TIMES), "data.edge_attr: int64"),

@@ -191,7 +191,10 @@ class GCNConv(NormalizedSum):
             return None
         added = 2.0 if self.improved else 1.0
         weighted = not (self.normalize and self.ignores_weights)  # else they are dropped behind
-        return PaperEdges(loops=self.add_self_loops, added=added, normalized=self.normalize, weighted=weighted)
+        return PaperEdges(
+            loops=self.add_self_loops, added=added, stored=self.stored_loops, normalized=self.normalize,
+            weighted=weighted,
+        )  # fmt: skip
 
     def transform(self, h: Tensor) -> tuple[Tensor, Skip]:
         x = self.input_dropout(h)

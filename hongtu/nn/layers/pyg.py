@@ -167,6 +167,7 @@ class PyGLayer(Layer):
         dtype = next((p.dtype for p in conv.parameters() if p.is_floating_point()), torch.float32)
         edges = torch.arange(48)
         source, destination = edges * edges % 17 % 16, edges * 5 % 13 % 16  # some edges twice, some self-loops
+        source, destination = torch.stack([source, destination])[:, destination.argsort(stable=True)]  # as in a chunk
         x = torch.sin(torch.arange(16 * math.prod(form))).reshape(16, *form).to(dtype)
         options = {}
         for key, given in beside.items():

@@ -230,8 +230,9 @@ def _edge_features(given: list[np.ndarray | None], counts: list[int]) -> np.ndar
 
 
 def _common(arrays: list[np.ndarray]) -> np.dtype:
-    """The type in which what a float32 does not hold of any of them is seen to be rounded."""
-    return next((array.dtype for array in arrays if rounds(array)), np.dtype(np.float32))
+    """The type that has the numbers of all, and in which what a float32 does not hold of any is seen to be rounded."""
+    types = [array.dtype for array in arrays] if any(map(rounds, arrays)) else []
+    return np.result_type(*types or [np.dtype(np.float32)])
 
 
 def _features(fields: Mapping[str, Any], counts: Mapping[str, int], names: list[str]) -> Any:
