@@ -163,7 +163,7 @@ def test_ranks_stand_beside_one_process(artifact, tmp_path, capsys):
     assert alone["bytes"]["fetch"] == 0 < shared["bytes"]["fetch"] == shared["bytes"]["send"]
     assert any(name.startswith("rank 1, ") for name in shared["memory"])
     assert "hongtu full, 2 ranks, comm" in capsys.readouterr().out
-    with process.worker(Order(artifact=str(artifact), model=Model(name="gcn"), run=Run(ranks=2))) as ranks:
+    with closing(process.Worker(Order(artifact=str(artifact), model=Model(name="gcn"), run=Run(ranks=2)))) as ranks:
         os.kill(next(iter(ranks._processes[1]._pool._processes)), signal.SIGKILL)
         with pytest.raises(RuntimeError, match="hongtu None, 2 ranks, cache: its process was killed"):
             ranks.epoch()
