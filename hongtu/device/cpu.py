@@ -110,6 +110,7 @@ class CpuDevice(Device):
         if src.dtype == dst.dtype:
             super()._copy_rows(src, src_index, dst, dst_index)
             return
+        assert src.dtype == torch.bfloat16, (src.dtype, dst.dtype)
         self.kernels.widen_rows(src.view(torch.int16), src_index, dst, dst_index)
 
     def _add_to_peer(
@@ -176,4 +177,5 @@ class CpuDevice(Device):
         if src.dtype == dst.dtype:
             self.kernels.put_rows(src, src_index, dst, dst_index, stores)
         else:
+            assert dst.dtype == torch.bfloat16, (src.dtype, dst.dtype)
             self.kernels.put_rounded_rows(src, src_index, dst.view(torch.int16), dst_index, stores)
