@@ -6,6 +6,7 @@
         --memory 3GiB --models sage --hidden 256 --layers 3 --device-memory 1GiB --dtypes float32 bfloat16
 
 The second one is a tenth of ogbn-papers100M in OGB's own files, once in each of the dtypes of rows and their gradients.
+With --infer the models, as they are made, predict rows of all vertices into a file instead.
 
 The graph is generated and preprocessed where DIR has no artifact of its name, and removed once the artifact is there.
 Every model trains in a process of its own, at which another one looks: ``peak`` is the most that it took at a time of
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--form", choices=("communities", "papers"), default="communities")
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
+    parser.add_argument("--infer", action="store_true", help="run models forward only, and write what they give")
     parser.add_argument("--memory", help="of preprocessing; not set: as --host-memory")
     parser.add_argument("--host-memory", default="6GiB")
     parser.add_argument("--device-memory", default="512MiB")
@@ -74,7 +76,8 @@ def main() -> None:
         append(options.out, row)
         peaks = ", ".join(f"{phase} {peak / 2**30:.2f} GiB" for phase, peak in row["peak"].items())
         moved = (row[key]["epoch"] / 2**30 for key in ("disk_bytes", "predicted_disk_bytes"))
-        text = "{}, {}: {} s an epoch, {:.3f} GiB on the disk link (predicted {:.3f}); peaks: {}"
+        text = f"{{}}, {{}}: {{}} s {'in all' if options.infer else 'an epoch'}, "
+        text += "{:.3f} GiB on the disk link (predicted {:.3f}); peaks: {}"
         print(text.format(model, dtype, row["seconds"], *moved, peaks), flush=True)
 
 
@@ -142,7 +145,8 @@ def watched(options: argparse.Namespace, model: str, dtype: str, disk: dict[str,
     """Train in a process of its own, with the peak of every phase of it."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=train, args=(there, vars(options), model, dtype, disk))
+    args = there, vars(options), model, dtype, disk
+    process = context.Process(target=infer if options.infer else train, args=args)
     process.start()
     there.close()
     watch = Watch(process.pid or 0, options.artifact, options.work)
@@ -259,6 +263,33 @@ def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dic
         "losses": [record.loss for record in epochs], "counted_bytes": epochs[-1].peak_bytes,
         "pass_seconds": {name: round(taken, 1) for name, taken in epochs[-1].pass_seconds.items()},
         "phases": {name: round(taken, 1) for name, taken in epochs[-1].phases.items()},
+    }  # fmt: skip
+    there.send(("end", facts))
+    there.close()
+
+
+def infer(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
+    """The same for what a model gives."""
+    artifact, work = hongtu.open_artifact(options["artifact"]), options["work"]
+    torch.manual_seed(0)
+    layers = build_layers(model, artifact.feature_width, options["hidden"], artifact.num_classes, options["layers"])
+    there.send(("planning", {}))
+    start = time.perf_counter()
+    budgets = {"device_memory": options["device_memory"], "host_memory": options["host_memory"], "spill": str(work)}
+    inference = hongtu.Inference(artifact, layers, host_dtype=dtype, **budgets)
+    plan, planned = inference.plan, time.perf_counter() - start
+    facts = {
+        "inference": True, "planning_seconds": round(planned, 1), "planned_bytes": plan.peak_bytes,
+        "predicted_disk_bytes": {"epoch": plan.bytes["disk"]}, "groups": plan.topology.chunks,
+    }  # fmt: skip
+    there.send(("epochs", facts))
+    inference.predict(out=work / "predicted.npy")
+    record = inference.record
+    assert record is not None
+    facts = {
+        "disk_bytes": {"epoch": record.bytes["disk"]}, "link_bytes": dict(record.bytes),
+        "seconds": [round(record.seconds, 1)], "counted_is_predicted": record.bytes == plan.bytes,
+        "counted_bytes": record.peak_bytes, "phases": {name: round(taken, 1) for name, taken in record.phases.items()},
     }  # fmt: skip
     there.send(("end", facts))
     there.close()

@@ -200,7 +200,8 @@ class _Tracer(Tracer):
         Raises:
             fx.proxy.TraceError: for what says more.
         """
-        return ask(answer_of(proxy.node, ask))
+        shown = proxy.node.meta[EXAMPLE]
+        return len(shown) if ask is len and isinstance(shown, torch.Size) else ask(answer_of(proxy.node, ask))
 
     def create_node(self, *given: Any, **more: Any) -> fx.Node:
         node = super().create_node(*given, **more)
@@ -220,8 +221,11 @@ class _Tracer(Tracer):
                 return args[0]
             if target is getattr and args[1] in ("device", "is_cuda"):
                 args = self._features(), args[1]
-        devices = [x for x in (*args[1:], *kwargs.values()) if _is_device(x)] if target == "to" else []
-        if devices and len(devices) == len(args) + len(kwargs) - 1:  # where all rows of a chunk are
+        sizes = args[0].node.meta[EXAMPLE] if args and isinstance(args[0], fx.Proxy) else None
+        if target is operator.getitem and isinstance(sizes, torch.Size) and isinstance(args[1], slice):
+            return tuple(args[0][k] for k in range(len(sizes))[args[1]])
+        casts = [*args[1:], *kwargs.values()] if target in ("to", "type", "type_as") else []
+        if casts and all(_has_all_rows(x, args[0]) for x in casts):
             return args[0]
         proxy: Any = super().create_proxy(kind, target, args, kwargs, *others, **more)
         shown = proxy.node.meta.get(EXAMPLE)
@@ -285,8 +289,13 @@ class _Tracer(Tracer):
             raise InputError(said) from None
 
 
-def _is_device(value: Any) -> bool:
-    return isinstance(value, fx.Proxy) and isinstance(value.node.meta[EXAMPLE], torch.device)
+def _has_all_rows(to: Any, given: fx.Proxy) -> bool:
+    """Whether ``given.to(to)`` is as given: all rows of a chunk are in one place, and in one dtype."""
+    if not isinstance(to, fx.Proxy):
+        return False
+    found, of = to.node.meta[EXAMPLE], given.node.meta[EXAMPLE]
+    found = found.dtype if isinstance(found, Tensor) else found
+    return isinstance(found, torch.device) or (isinstance(of, Tensor) and found == of.dtype)
 
 
 def _check_local(conv: nn.Module, given: Any, found: Any, title: str) -> None:

@@ -23,6 +23,7 @@ def check_labels(raw: RawGraph) -> None:
     raw.expect("labels", labels, labels.ndim > 0, f"one for each of {vertices} vertices ({raw.vertices_from})")
     whole = labels.dtype.kind in "biu"
     one_hot = whole and labels.ndim == 2 and labels.shape[1] > 1 and bool((labels.sum(axis=1) == 1).all())
+    one_hot = one_hot and bool(((labels == 0) | (labels == 1)).all())
     if whole and labels.shape[1:] == (1,):
         raw.labels = labels[:, 0]  # as OGB has them
     elif whole and labels.ndim == 2 and not one_hot:

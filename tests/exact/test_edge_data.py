@@ -146,6 +146,10 @@ def test_torch_geometric_layers_do_without_where_they_can():
     check(model, problems.awkward(), (2, 3), epochs=2)
 
 
+def taken(conv):
+    return hnn.PyGLayer(conv(6, 3, T - 1))
+
+
 REFUSED = (
     (
         problems.awkward,
@@ -154,6 +158,14 @@ REFUSED = (
     ),
     (problems.awkward, lambda: hnn.RGCNConv(6, 3, T), r"layers\[0\] \(RGCNConv\).*edge_type.npy"),
     (awkward, lambda: hnn.RGCNConv(6, 3, T - 1), "num_relations is 2, the graph has 3 edge types"),
+    *(
+        (
+            awkward,
+            functools.partial(taken, conv),
+            rf"layers\[0\] \(PyGLayer of {conv.__name__}\): num_relations is 2, the graph",
+        )
+        for conv in (pyg.RGATConv, pyg.FastRGCNConv)
+    ),
     (awkward, lambda: hnn.GATConv(6, 3, edge_dim=P + 1), r"layers\[0\] \(GATConv\) failed on a small graph"),
 )
 

@@ -305,6 +305,8 @@ SIZED = {
     "pair": lambda own, pair, e: own(pair, e).view((pair[1].size(0), -1)),
     "list": lambda own, pair, e: own(pair, e).reshape([pair[1].size(0), -1, 2]).flatten(1),
     "function": lambda own, pair, e: torch.reshape(own(pair, e), (pair[1].shape[0], 2, -1)).flatten(1),
+    "all but one": lambda own, pair, e: (h := own(pair, e)).view(*h.shape[:-1], 2, -1).flatten(1),
+    "and more": lambda own, pair, e: (h := own(pair, e)).reshape((*h.size()[:1], 2, h.size(-1) // 2)).flatten(1),
     "columns": lambda own, pair, e: (
         (h := torch.stack([own(pair, e)] * 2).sum(0)).view(-1, h.size(1) // 2, 2).flatten(1)
     ),
@@ -323,11 +325,14 @@ MOVED = {
     "rows": lambda x, e: {"paper": x["paper"].to(x["author"].device)},
     "by name": lambda x, e: {"paper": x["paper"].to(device=x["author"].device)},
     "edges": lambda x, e: {"author": x["author"].relu().to(e[BY].device)},
+    "as others": lambda x, e: {"paper": x["paper"].type_as(x["author"])},
+    "to others": lambda x, e: {"paper": x["paper"].to(x["author"])},
+    "dtype": lambda x, e: {"paper": x["paper"].to(x["author"].device, x["author"].dtype).type(x["author"].dtype)},
 }
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_rows_of_all_types_are_on_one_device(name):
+def test_rows_of_all_types_are_on_one_device_and_of_one_dtype(name):
     check(Net(lambda self, x, e: self.lin(self.conv(x | MOVED[name](x, e), e)["paper"])), graph())
 
 

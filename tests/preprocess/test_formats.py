@@ -10,6 +10,7 @@ import pickle
 import tracemalloc
 from collections import defaultdict
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 
 import networkx
@@ -290,6 +291,8 @@ TABLES = {
     "names": ({"source": ["a"], "destination": ["b"]}, [], ["'source' is string", "--relabel"]),
     "fractions": ({"source": [0.5], "destination": [1.0]}, [], ["'source' is double, expected integers", "int64"]),
     "fractions as names": ({"source": [0.5], "destination": [1.0]}, ["--relabel"], ["'source' is double"]),
+    "dates": ({"source": [date(2020, 1, 1)], "destination": [date(2020, 1, 2)]}, ["--relabel"], ["date32", "as text"]),
+    "lists": ({"source": [[0]], "destination": [[1]]}, [], ["'source' is list", "write an id in each row"]),
     "null": ({"source": [0, None], "destination": [1, 1]}, [], ["row 1: 'source' is null"]),
     "negative": ({"source": [0, 1], "destination": [1, -1]}, [], ["row 1: vertex -1, expected 0"]),
     "weights": ({"source": [0], "destination": [1], "weight": ["x"]}, [], ["'weight' is string, expected numbers"]),

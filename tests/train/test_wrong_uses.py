@@ -123,6 +123,11 @@ WRONG = {
         "labels: int64 of shape (64, 3), expected integers [64], or float32 [64, C] for multi-label",
         "pass labels.argmax(1)",
     ),
+    "counts whose rows add up to one": (
+        lambda: preprocess(labels=np.tile([0, 2, -1], (V, 1))),
+        "labels: [0, 1] is 2.0, expected a number from 0 to 1",
+        "task='regression'",
+    ),
     "a dense adjacency matrix": (
         lambda: preprocess(edges=np.eye(V)),
         "edges: float64 of shape (64, 64), expected int32 or int64 [2, E]",

@@ -146,14 +146,14 @@ def check_edge_data(artifact: Artifact, network: Network) -> None:
             if uses and not found and not layer.edge_data_optional:
                 piece, field, form = what
                 raise InputError(
-                    f"layers[{index}] ({type(layer).__name__}): reads {piece}, {form}, which {artifact.path} does not "
+                    f"{network.title(index)}: reads {piece}, {form}, which {artifact.path} does not "
                     f"have; preprocess again with {piece}=... of preprocess_graph, {field} of the Data, or {piece}.npy "
                     "in the input"
                 )
-        relations = getattr(layer, "num_relations", artifact.num_edge_types)
-        if relations < artifact.num_edge_types:
+        relations = getattr(getattr(layer, "conv", layer), "num_relations", None)
+        if layer.uses_edge_type and isinstance(relations, int) and relations < artifact.num_edge_types:
             raise InputError(
-                f"layers[{index}] ({type(layer).__name__}): num_relations is {relations}, the graph has "
+                f"{network.title(index)}: num_relations is {relations}, the graph has "
                 f"{artifact.num_edge_types} edge types; give at least as many"
             )
 

@@ -247,6 +247,8 @@ def _ids(path: Path, name: str, array: Any, as_text: bool, where: Callable[[int]
         return as_integers(f"{path}: column {name!r}", _plain(array).to_numpy(zero_copy_only=False), where)
     if not as_text or not (pyarrow.types.is_integer(kind) or _is_text(kind)):
         remedy = "pass --relabel to read names" if _is_text(kind) else "cast it to int64"
+        if pyarrow.types.is_nested(kind) or pyarrow.types.is_temporal(kind):
+            remedy = "write an id in each row, as an integer, or as text with --relabel"
         raise (NotIntegers if _is_text(kind) else InputError)(
             f"{path}: column {name!r} is {kind}, expected integers; {remedy}"
         )
