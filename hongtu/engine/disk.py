@@ -20,6 +20,7 @@ from hongtu.engine.chunk import Chunk
 from hongtu.engine.host_store import HostStore
 from hongtu.engine.stores import STORES, File, Store
 from hongtu.graph.artifact import Artifact
+from hongtu.host import drop_pages
 from hongtu.kernels.rows import put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout
@@ -50,6 +51,7 @@ class Disk:
         self._traffic, self._host, self._artifact = traffic, host, artifact
         self._stores = {memory: STORES[memory](directory, n, layout.ends) for memory, n in layout.nbytes.items()}
         self._given: File | None = None
+        self._mapped: np.ndarray | None = None
         features = artifact.whole.features
         if isinstance(features, np.memmap):
             path, self._offset = str(features.filename), features.offset
@@ -57,6 +59,7 @@ class Disk:
 
     def close(self) -> None:
         """Free their space."""
+        self._mapped = None
         for store in self._stores.values():
             store.close()
         if self._given is not None:
@@ -125,13 +128,18 @@ class Disk:
         """[V, columns], the rows that a pass has given of a tensor, where they lie in memory ``where`` from a byte on;
         those that are on the host come beside them."""
         dtype, count = self._host.dtype, self._host.num_vertices
-        mapped = self._stores[where].mapped(begin, count * columns * dtype.itemsize)
-        rows = torch.from_numpy(mapped).view(dtype).view(count, columns)
+        self._mapped = self._stores[where].mapped(begin, count * columns * dtype.itemsize)
+        rows = torch.from_numpy(self._mapped).view(dtype).view(count, columns)
         if name in self._host.names():
             parts = self._host[name].split((kept.end - kept.start).tolist())
             for first, part in zip(kept.start.tolist(), parts, strict=True):
                 rows[first : first + len(part)] = part
         return rows
+
+    def let_go(self) -> None:
+        """Have the system forget what it has in memory of the rows that ``whole`` gave."""
+        if self._mapped is not None:
+            drop_pages(self._mapped, cached=True)
 
     def _kind(self, there: Ref) -> torch.dtype:
         """What the memory has the rows of a tensor in."""

@@ -163,6 +163,11 @@ class Engine:
             if OUTPUT in self.host.names():
                 self.host.free(OUTPUT)
 
+    def let_go(self) -> None:
+        """Have the system forget what was read of ``inferred`` where that lies on a disk."""
+        if self._disk is not None:
+            self._disk.let_go()
+
     def _output(self, name: str) -> Tensor:
         plan = self.plan
         if OUTPUT not in plan.kept:

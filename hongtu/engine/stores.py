@@ -147,7 +147,7 @@ class DiskStore(File):
 
     def mapped(self, begin: int, nbytes: int) -> np.ndarray:
         self._settle(begin, nbytes)
-        return np.memmap(self._file, np.uint8, "r+", begin, (nbytes,))
+        return np.memmap(f"/proc/self/fd/{self._file.fileno()}", np.uint8, "r+", begin, (nbytes,))
 
     def close(self) -> None:
         self._blocks.close()

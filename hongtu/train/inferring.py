@@ -135,14 +135,16 @@ class Inferring(Resumable):
         self.ranks.check_same({"layer": number, "vertices": _shown(numbers), "out": out is not None})
         file = None if out is None else Path(self.ranks.first(lambda: str(check_rows_file(out))))
 
+        last = number == len(self.model) - 1
+        runtime = self._runtime if last else self._layer_runtime(number)
+
         def use(rows: Tensor, ids: Tensor) -> Tensor | np.ndarray:
             if file is not None:
-                return write_rows(file, rows, ids, self.ranks)
+                return write_rows(file, rows, ids, self.ranks, runtime.engine.let_go)
             parts = zip(self.ranks.each(rows), self.ranks.each(ids), strict=True)
             return _picked(parts, rows.shape[1], self.artifact.num_vertices, numbers)
 
-        last = number == len(self.model) - 1
-        return self._infer(self._runtime if last else self._layer_runtime(number), use)
+        return self._infer(runtime, use)
 
     def close(self) -> None:
         """Free the devices' and the host's memory, and the disk; the next epoch or prediction takes them again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +39,9 @@ def check_rows_file(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def write_rows(path: Path, rows: Tensor, ids: Tensor, ranks: Together) -> np.ndarray:
+def write_rows(
+    path: Path, rows: Tensor, ids: Tensor, ranks: Together, let_go: Callable[[], None] = lambda: None
+) -> np.ndarray:
     """Store ``rows[k]`` as row ``ids[k]``, block by block: no second copy is made in memory. Rank 0 writes all ranks'
     rows, one rank after the other.
 
@@ -47,6 +49,7 @@ def write_rows(path: Path, rows: Tensor, ids: Tensor, ranks: Together) -> np.nda
         path: the file, replaced when it is there.
         rows: [R, C] on the CPU, this rank's.
         ids: int64 [R], on the CPU; of all ranks together each number once.
+        let_go: is called behind each block of rows, which are not read again.
 
     Returns:
         a read-only memory map of the file.
@@ -59,14 +62,20 @@ def write_rows(path: Path, rows: Tensor, ids: Tensor, ranks: Together) -> np.nda
     with ranks.agreed():
         try:
             if ranks.rank == 0:
-                _write(path, parts, (vertices, rows.shape[1]), rows.numpy().dtype)
+                _write(path, parts, (vertices, rows.shape[1]), rows.numpy().dtype, let_go)
         finally:
             for _ in parts:  # the others are sending
                 pass
     return np.load(path, mmap_mode="r")
 
 
-def _write(path: Path, parts: Iterable[tuple[Tensor, Tensor]], shape: tuple[int, int], dtype: np.dtype) -> None:
+def _write(
+    path: Path,
+    parts: Iterable[tuple[Tensor, Tensor]],
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    let_go: Callable[[], None],
+) -> None:
     step = max(1, BLOCK // max(shape[1], 1))
     with whole_file(path) as partial:
         into = create_array(partial, dtype, shape)
@@ -75,6 +84,7 @@ def _write(path: Path, parts: Iterable[tuple[Tensor, Tensor]], shape: tuple[int,
                 found, order = rows.numpy(), ids.numpy()
                 for lo in range(0, len(found), step):
                     into[order[lo : lo + step]] = found[lo : lo + step]
+                    let_go()
                     bar.update(len(order[lo : lo + step]))
         into.flush()
 

@@ -30,6 +30,7 @@ from hongtu.plan.memory.disk import DiskLayout, _room
 from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.on_disk import Summed
 from hongtu.plan.program.ref import Ref
+from hongtu.train import outputs
 from tests import problems, training
 from tests.models import SIX
 from tests.staged import on_disk
@@ -83,6 +84,25 @@ def test_the_system_keeps_few_pages_of_the_file(tmp_path, drops, way):
             ahead = 1 << 22  # what the system may have read beyond: far less than all
             assert cached_bytes(made._file.fileno(), made.nbytes) <= blocks.CACHED + ahead
     made.close()
+
+
+def test_predictions_that_are_written_to_a_file_do_not_stay_in_memory(tmp_path, drops, monkeypatch):
+    before, after, let_go = list[int](), list[int](), disk.Disk.let_go
+
+    def seen(self):
+        file = self._stores["disk"]._file.fileno()
+        os.fdatasync(file)
+        for found, do in ((before, None), (after, let_go)):
+            if do is not None:
+                do(self)
+            found.append(cached_bytes(file, self._stores["disk"].nbytes))
+
+    monkeypatch.setattr(disk.Disk, "let_go", seen)
+    monkeypatch.setattr(outputs, "BLOCK", 64)
+    trainer = make(tmp_path)
+    expected = trainer.predict()
+    assert np.array_equal(trainer.predict(out=tmp_path / "rows.npy"), expected.numpy())
+    assert max(before) > 0 and len(before) > 2 and max(after) == 0
 
 
 @pytest.mark.parametrize("refused", [False, True])
