@@ -87,8 +87,7 @@ class Job:
         """The same with dense features in CSR, where most of them are zeros and the network would multiply the others
         alone: on the CPU, in one process, with room for both."""
         artifact, spec = self.artifact, self.spec
-        narrow = spec.host_dtype or spec.gradient_dtype
-        limited = spec.limit is not None or spec.spill is not None or narrow or spec.ranks.size > 1
+        limited = spec.limit is not None or spec.spill is not None or spec.ranks.size > 1
         if limited or spec.hardware.staged or artifact.features is None or artifact.sparse_features is not None:
             return self
         network.set_transform_first(tuple(layer.may_transform_first for layer in network.layers))

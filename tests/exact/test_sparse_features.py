@@ -251,11 +251,12 @@ def of_width(first, **options):
     [
         (of_width(hnn.GCNConv, input_dropout=0.5), {}, True),
         (of_width(hnn.GCNConv), {"device_memory": "100%"}, True),
+        (of_width(hnn.GCNConv), {"device_memory": "100%", "dtype": torch.float32, "host_dtype": "bfloat16"}, True),
         (of_width(hnn.GCNConv), {"device": "simulated"}, False),
         (lambda: [nn.Tanh(), hnn.GCNConv(300, 3)], {}, False),
         (of_width(hnn.TAGConv, K=2), {}, False),
     ],
-    ids=["dropout", "budget", "another device", "activation", "sums first"],
+    ids=["dropout", "budget", "bfloat16", "another device", "activation", "sums first"],
 )
 def test_dense_rows_that_are_mostly_zeros_are_multiplied_so(layers, options, expected):
     sparse = scipy.sparse.csr_matrix(wide(0.04).features)
