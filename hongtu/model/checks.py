@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hongtu.errors import InputError
+from hongtu.errors import InputError, note
 from hongtu.kernels.torch_private import compiled_from, derives_from_pyg, has_hooks, is_dropout, takes_batch_statistics
 from hongtu.nn.layer import TRANSFORMS, Layer, is_plain
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
@@ -144,6 +144,31 @@ def check_tensors(named: Iterable[tuple[str, nn.Parameter]]) -> None:
             )
         if parameter.is_inference():
             raise InputError(f"layers: {name} was made under torch.inference_mode; make the layers outside of it")
+
+
+def cast(module: nn.Module, dtype: torch.dtype, device: torch.device | str | None = None) -> None:
+    """Give a module's numbers a dtype, and move them where a device is given; a note says what is rounded.
+    ``module.to`` would keep the real parts of complex numbers alone; those of buffers are cast as pairs of real ones.
+
+    Raises:
+        InputError: for a complex parameter, with its name.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise InputError(
+                f"layers: {name} is complex, and a run trains real numbers; have torch.view_as_real of it as the "
+                "parameter, and call torch.view_as_complex in forward"
+            )
+    if any(p.dtype == torch.float64 != dtype for p in module.parameters()):
+        name = str(dtype).removeprefix("torch.")
+        note(f"layers: float64, rounded to the {name} of the run; dtype=torch.float64 keeps it")
+    parts = [(part, name, x) for part in module.modules() for name, x in part.named_buffers(recurse=False)]
+    pairs = [(part, name, torch.view_as_real(x.resolve_conj())) for part, name, x in parts if x.is_complex()]
+    for part, name, pair in pairs:
+        setattr(part, name, pair)
+    module.to(device, dtype)
+    for part, name, _ in pairs:
+        setattr(part, name, torch.view_as_complex(getattr(part, name)))
 
 
 def check_default_device() -> None:

@@ -251,8 +251,25 @@ def check_alone(title: str, losses: Callable[..., Tensor], *given: Tensor) -> No
                 f"{title} draws random numbers that are not those of one row, as np.random.rand() and torch.rand(1) "
                 "do, and every chunk would draw others; draw some for each row, as torch.rand(len(out)) does"
             )
+        if mixture is not None and (why := _fails_alone(losses, given)):
+            raise InputError(
+                f"{title} of one row, which may be all of a chunk's, it {why}, expected shape (1,); name the dimension "
+                "where it takes one away, as out.squeeze(1)"
+            )
         if mixture is not None:
             raise InputError(
                 f"{title} mixes the rows that it is given, which would be those of a chunk instead of all; what it "
                 "gives for one must not depend on the others, or on its place"
             )
+
+
+def _fails_alone(losses: Callable[..., Tensor], given: Sequence[Tensor]) -> str:
+    """What becomes of a single row, where that is no loss and two rows do not mix; "" elsewhere."""
+    whole, two = losses(*given), losses(*(x[:2] for x in given))
+    if two.shape != (2,) or distance(whole[:2], two, whole[:2]):
+        return ""
+    try:
+        shape = tuple(losses(*(x[:1] for x in given)).shape)
+    except Exception as error:
+        return f"fails ({' '.join(str(error).split())[:200] or type(error).__name__})"
+    return "" if shape == (1,) else f"returns shape {shape}"

@@ -68,6 +68,12 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
                 f"from_pyg: {name}.{place} has hooks, which copies have not; register them on what is trained, the "
                 "parameters of trainer.model"
             )
+    for place, part in model.named_modules():
+        if part is not model and compiled_from(part) is not part and is_convolution(compiled_from(part)):
+            raise InputError(
+                f"from_pyg: {name}.{place} is a convolution that torch.compile wraps; give it uncompiled, its "
+                "_orig_mod, and compile modules that take rows alone"
+            )
     remedy = "torch.nn.utils.parametrizations can be, and a function of torch.jit where no module holds it"
     with refused_as(f"from_pyg: {name} cannot be copied", remedy):
         model = copied(compiled_from(model))  # as a whole: what is shared stays so
@@ -84,6 +90,12 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
                 "forward(x, edge_index, ...); leave it out, and preprocess a HeteroData without what stays None"
             )
         return [TypedModel(model)]
+    for place, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise InputError(
+                f"from_pyg: {name}.{place} is lazy, it has no numbers yet; give its module the columns that it takes, "
+                "as in_channels or in_features, or run the model once first"
+            )
     arguments = inspect.signature(model.forward).parameters
     if unknown := without - {key for key in OF_EDGES if key in arguments and arguments[key].default is None}:
         raise InputError(

@@ -46,8 +46,6 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
     """
     name = type(conv).__name__ if is_pyg(conv) else "one's own"
     make = _COUNTERPARTS.get(name) if name != "GENConv" else partial(_gen, edge_features=edge_features)
-    if any(isinstance(p, nn.UninitializedParameter) for p in conv.parameters()):
-        raise InputError(f"from_pyg: {title} has lazy parameters; give its in_channels, or run the model once first")
     of_network = name in _OF_NETWORK
     if (make is not None or of_network) and conv.flow != "source_to_target":
         raise InputError(
@@ -167,8 +165,6 @@ def _alone(module: nn.Module) -> nn.Module:
     if type(module) is nn.Dropout:
         return with_hooks_of(module, hnn.Dropout(module.p if module.training else 0.0))
     if type(module).__name__ == "Linear" and is_pyg(module) and not is_altered(module):
-        if module.in_channels == -1:
-            raise InputError("from_pyg: a Linear has lazy parameters; give in_channels, or run the model once first")
         made = nn.Linear(module.in_channels, module.out_channels, bias=module.bias is not None)  # type: ignore[arg-type]
         made.to(next(module.parameters()).dtype).load_state_dict(module.state_dict())
         for name, parameter in module.named_parameters():  # what is frozen stays so

@@ -196,7 +196,13 @@ class MeanLoss:
                 "names others"
             )
             with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
-                losses = checked(title, loss(*given), count)
+                losses = loss(*given)
+                if isinstance(losses, Tensor) and losses.shape == (count, count) != given[0].shape:
+                    raise InputError(
+                        f"{title} compares each output with each target: of {shown} it gives {count} x {count}; bring "
+                        "both to one shape first, as out.view(-1) and target.view(-1)"
+                    )
+                losses = checked(title, losses, count)
             _check_holes(title, losses, *given)
             if others := [leaf for leaf in leaves_of(losses) if leaf is not given[0]]:
                 raise InputError(

@@ -14,6 +14,7 @@ from hongtu.device.backends import get_backend
 from hongtu.errors import names_known
 from hongtu.graph.artifact import Artifact, open_artifact
 from hongtu.hardware import CPU, Hardware, load_hardware
+from hongtu.model.checks import cast
 from hongtu.model.link_loss import LinkLoss, trained_decoder
 from hongtu.model.loss_terms import Losses
 from hongtu.model.network import Network
@@ -148,6 +149,9 @@ def _prepared(
     artifact.check_bounds()
     modules = as_modules(with_types(layers, artifact))
     fill_widths(modules, artifact, dtype)
-    network, decoder = Network(modules.to(dtype=dtype), RowContext()), trained_decoder(loss)
-    learned = *network.modules.parameters(), *(() if decoder is None else decoder.to(dtype).parameters())
+    decoder = trained_decoder(loss)
+    for module in (modules,) if decoder is None else (modules, decoder):
+        cast(module, dtype)
+    network = Network(modules, RowContext())
+    learned = *modules.parameters(), *(() if decoder is None else decoder.parameters())
     return network, make_optimizer(optimizer, learned)

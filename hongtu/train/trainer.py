@@ -21,7 +21,7 @@ from hongtu.host import check_disk
 from hongtu.kernels.torch_private import parameter_hooks, times_written
 from hongtu.metrics import EpochRecord
 from hongtu.model.asked import check_asked
-from hongtu.model.checks import check_tensors
+from hongtu.model.checks import cast, check_tensors
 from hongtu.model.edge_inputs import bind_edges
 from hongtu.model.edge_loss import EdgeLoss
 from hongtu.model.embedding import NAME, Embedding
@@ -228,7 +228,7 @@ class Trainer(Inferring):
                 check_asked(self.model, self.artifact, dtype, backend.where(0).type)
                 fill_widths(self.model, self.artifact, dtype)
                 check_tensors(self.model.named_parameters())
-                self.model.to(backend.where(0), dtype)  # before optimizers make their state beside it
+                cast(self.model, dtype, backend.where(0))  # before optimizers make their state beside it
                 self._learned = list(self.model.named_parameters())  # others are refused where it runs
                 self._network = Network(self.model, self._context, autocast)
                 self._network.read_graph(self.artifact.topology)
@@ -237,7 +237,7 @@ class Trainer(Inferring):
                 self.dependencies = dependencies
                 self.decoder = trained_decoder(loss)
                 if self.decoder is not None:
-                    self.decoder.to("cpu", dtype)  # where pairs are scored
+                    cast(self.decoder, dtype, "cpu")  # where pairs are scored
                 self.optimizer = make_optimizer(optimizer, (p for _, p in self._named))
                 self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
                 self.embedding: Embedding | None = None

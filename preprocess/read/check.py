@@ -123,6 +123,11 @@ def _check_edge_form(raw: RawGraph) -> None:
     good = good_dtype and edges.ndim == 2 and edges.shape[0] == 2
     if edges.ndim == 2 and edges.shape[0] == edges.shape[1] > 2:
         remedy = DENSE
+    elif edges.ndim == 2 and edges.shape[0] != 2 and edges.shape[1] > 2:
+        remedy = (
+            "pass the two columns of ends alone, as edges=table[:, :2].T.astype(numpy.int64), and weights as "
+            "edge_weight=table[:, 2]"
+        )
     elif not good_dtype:
         remedy = "save them as numpy.int64"
     elif edges.ndim == 2 and edges.shape[1] == 2:

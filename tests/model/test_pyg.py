@@ -859,7 +859,14 @@ REFUSED = {
     "aggregation of GCN": (lambda: pyg.GCN(4, 8, 2, 3, aggr="max"), r"GCN.convs\[0\] has aggr='max'"),
     "flow": (lambda: pyg.GCN(4, 8, 2, 3, flow="target_to_source"), "flow='target_to_source'"),
     "edges alone": (lambda: pyg.LINKX(64, 4, 8, 3, 1), r"SparseLinear\): its forward takes edges and no rows, .*embed"),
-    "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), "in_channels"),
+    "lazy": (lambda: pyg.GCN(-1, 8, 2, 3), r"GCN.convs.0.lin.weight is lazy, .*in_channels"),
+    "a lazy module": (
+        lambda: pyg.Sequential("x, e", [(torch.nn.LazyLinear(4), "x -> x"), (pyg.SAGEConv(4, 3), "x, e -> x")]),
+        "weight is lazy, .*run the model once first",
+    ),
+    "a compiled convolution": (
+        lambda: LeavesEdgesOut(torch.compile(pyg.SAGEConv(4, 4))), "conv is a convolution that torch.compile wraps"
+    ),
     "edges that are drawn": (lambda: OfEdges("drawn"), r"calls dropout_path, .*utils.dropout_edge\(edge_index, p,"),
     "edges dropped by a module's name": (lambda: OfEdges("by name"), "and GCNConv normalises by degrees: of edges"),
     "edges that are added": (lambda: OfEdges("added"), r"calls add_self_loops on edges; change edges before"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,43 @@ def test_wrong_losses_are_refused(problem, loss, message):
     problem = problem()
     with pytest.raises(InputError, match=message):
         hongtu.Trainer(problems.prepare(problem, 2, 3), GCN.build(problem), loss=loss)
+
+
+def one_column():
+    problem = problems.regression()
+    return replace(problem, labels=problem.labels[:, :1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "message", "mended"),
+    [
+        (
+            lambda out, target: (out.view(-1) - target).square(),
+            r"\(\d+, 1\) it gives (\d+) x \1; .*out.view\(-1\) and target.view\(-1\)",
+            lambda out, target: (out.view(-1) - target.view(-1)).square(),
+        ),
+        (
+            lambda out, target: functional.mse_loss(out.squeeze(), target.squeeze(), reduction="none"),
+            r"of one row, .* returns shape \(\), .*as out.squeeze\(1\)",
+            lambda out, target: functional.mse_loss(out.squeeze(1), target.squeeze(1), reduction="none"),
+        ),
+        (
+            lambda out, target: functional.binary_cross_entropy_with_logits(
+                out.squeeze(), target[:, 0], reduction="none"
+            ),
+            r"of one row, .* fails \(Target size .*as out.squeeze\(1\)",
+            lambda out, target: functional.binary_cross_entropy_with_logits(
+                out.squeeze(1), target[:, 0], reduction="none"
+            ),
+        ),
+    ],
+)
+def test_dimensions_that_a_loss_spreads_or_loses_are_named(loss, message, mended):
+    problem = one_column()
+    artifact, layers = problems.prepare(problem, 2, 3), [hongtu.nn.GCNConv(problem.features.shape[1], 1)]
+    with pytest.raises(InputError, match=message):
+        hongtu.Trainer(artifact, layers, loss=loss)
+    assert hongtu.Trainer(artifact, layers, loss=mended).train_epoch().loss > 0
 
 
 def centred(out, target):

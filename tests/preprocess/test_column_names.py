@@ -99,3 +99,19 @@ def test_single_letters_name_the_ends_of_triples(tmp_path):
     for header in ("h,r,t", "s,p,o"):
         assert read(tmp_path, "e.csv", f"{header}\na,x,b\nb,y,a\n", relabel=True) == [("a", "b"), ("b", "a")]
     assert read(tmp_path, "e.csv", "h,t\nt,h\n", relabel=True) == [("h", "t"), ("t", "h")]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".feather"])
+@pytest.mark.parametrize("name", ["weight", "Weight", "WEIGHT", " weight"])
+def test_weights_are_found_in_whatever_case(name, ending, tmp_path):
+    assert load(tmp_path, ending, f"Source,Target,{name}") == [THIRD, None]
+
+
+def test_several_columns_of_weights_are_refused_unless_one_has_the_name(tmp_path):
+    ends = {"src": [0, 1], "dst": [1, 0]}
+    pyarrow.parquet.write_table(pyarrow.table(ends | {"Weight": [1, 2], "WEIGHT": [3, 4]}), tmp_path / "e.parquet")
+    with pytest.raises(InputError, match="2 columns 'weight', expected one"):
+        read_input(tmp_path / "e.parquet", PreprocessConfig(features="degree"), tmp_path)
+    pyarrow.parquet.write_table(pyarrow.table(ends | {"Weight": [1, 2], "weight": [3, 4]}), tmp_path / "e.parquet")
+    raw = read_input(tmp_path / "e.parquet", PreprocessConfig(features="degree"), tmp_path)
+    assert np.array(raw.edge_weight).tolist() == [3, 4]

@@ -72,6 +72,7 @@ REFUSED = {
         [],
         ["edges.npy: int64 of shape (4,), expected int32 or int64 [2, E]", "numpy.stack([source, destination])"],
     ),
+    "edges with weights": (replaced(edges=np.zeros((9, 3))), None, [], ["(9, 3)", "edge_weight=table[:, 2]"]),
     "edges transposed": (replaced(edges=np.zeros((9, 2), int)), None, [], ["shape (9, 2)", "transpose it"]),
     "edges dtype": (
         replaced(edges=np.zeros((2, 9))),

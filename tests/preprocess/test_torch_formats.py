@@ -170,6 +170,9 @@ def test_graphs_of_dgl(tmp_path):
             hongtu.preprocess_graph(data=form, artifact=tmp_path / f"{name}{k}", partitions=2, chunks=3)
         theirs, found, fields = (contents(tmp_path / f"{name}{k}") for name in ("theirs", "graph", "fields"))
         assert found == fields == theirs
+    expected = hongtu.from_dgl(dgl_of(data(**beside))).edge_index
+    for kept in ("coo", "csr", "csc"):  # in which DGL stores the edges
+        np.testing.assert_array_equal(hongtu.from_dgl(dgl_of(data(**beside)).formats(kept)).edge_index, expected)
     with pytest.raises(InputError, match="from_dgl: got Data, expected a graph of DGL"):
         hongtu.from_dgl(data())
 

@@ -48,6 +48,16 @@ def nan_features():
     return features
 
 
+class Casts(nn.Linear):
+    def forward(self, h):
+        return super().forward(h.double())
+
+
+class Asserts(nn.Identity):
+    def forward(self, h):
+        raise AssertionError
+
+
 class Skips(hnn.Layer):
     """Forgets that transform returns a pair."""
 
@@ -488,6 +498,12 @@ WRONG = {
         "layers[1] (LocalResponseNorm) failed on a small graph",
         "Expected 3D or higher",
     ),
+    "rows that are cast": (
+        lambda: make([hnn.GCNConv(F, C), Casts(C, C)]),
+        "must have the same dtype",
+        "leave out what casts rows, as x.float() and h.double()",
+    ),
+    "what asserts without a word": (lambda: make([hnn.GCNConv(F, C), Asserts()]), "AssertionError; it must take", ""),
     "statistics over rows": (
         lambda: make([hnn.GCNConv(F, C), nn.InstanceNorm1d(C, track_running_stats=True)]),
         "layers[1] (InstanceNorm1d)",

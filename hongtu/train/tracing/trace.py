@@ -89,7 +89,7 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
     except InputError:
         raise
     except (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError) as error:
-        text = " ".join(str(error).split())[:200]
+        text = " ".join(str(error).split())[:200] or type(error).__name__
         of_edges = f", those of edges {form.edges.features}" if form.edges.features else ""
         rows = f", given rows of {network.given} columns" if network.given else ""
         remedy = (
@@ -97,6 +97,9 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
             if "required positional argument" in text
             else "whole numbers are stored as floats; look up x.long(), or edge_attr.long()"
             if "'indices' to have one of the following scalar types: Long" in text
+            else "a run has one dtype of all rows and weights, hongtu.Trainer(dtype=...); leave out what casts rows, "
+            "as x.float() and h.double()"
+            if "dtype" in text
             else "it must take any number of rows, keep them in the first dimension, and its input width must be that "
             f"of the output before it{'; an edge_dim must be the columns of edges' if of_edges else ''}"
         )

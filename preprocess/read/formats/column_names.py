@@ -73,6 +73,19 @@ def is_weight(name: str) -> bool:
     return bool(WEIGHT.fullmatch(_letters(name)))
 
 
+def find_weights(path: Path, words: Sequence[str]) -> list[str]:
+    """The column that is called weight, in whatever case, where there is one.
+
+    >>> find_weights(Path("edges.csv"), ["Source", "Target", " Weight"])
+    [' Weight']
+
+    Raises:
+        InputError: where there are several.
+    """
+    lower = [word.strip().lower() for word in words]
+    return [words[position(path, lower, "weight")]] if "weight" in lower else []
+
+
 def _letters(name: str) -> str:
     return re.sub("[^a-z]", "", name.lower())
 

@@ -281,8 +281,8 @@ def from_dgl(graph: Any) -> Any:
         place = "ndata" if len(graph.ntypes) == 1 else f"nodes[{kind!r}].data"
         stores[kind] = _fields(graph.nodes[kind].data, OF_VERTICES, place, num_nodes=graph.num_nodes(kind))
     for key in graph.canonical_etypes:
-        source, destination = graph.edges(etype=key, order="eid")
-        ends = np.stack([np.asarray(source), np.asarray(destination)]).astype(np.int64)
+        *pair, number = map(np.asarray, graph.edges(form="all", order=None, etype=key))  # a CSC has no order "eid"
+        ends = np.stack(pair).astype(np.int64)[:, np.argsort(number)]
         place = "edata" if len(graph.canonical_etypes) == 1 else f"edges[{key!r}].data"
         stores[key] = _fields(graph.edges[key].data, OF_EDGES, place, edge_index=ends)
         stores[key].dgl_names["edge_index"] = "edges()" if place == "edata" else f"edges(etype={key!r})"

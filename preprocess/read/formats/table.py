@@ -14,6 +14,7 @@ from hongtu.config import size
 from hongtu.errors import InputError
 from hongtu.host import available_bytes, taking_at_most
 from hongtu.preprocess.read.formats.column_names import (
+    find_weights,
     STANDARD,
     find_ends,
     is_relation,
@@ -124,7 +125,7 @@ def _find_columns(path: Path, schema: Any, names: list[str]) -> _Table:
     if not names:
         ends = None if {*STANDARD[:2]} <= {*present} else find_ends(present)
         names = [*STANDARD[:2]] if ends is None else [present[end] for end in ends]
-        names += ["weight"] if "weight" in present else []
+        names += [name for name in present if name == "weight"] or find_weights(path, present)
     for name in names:
         position(path, present, name)
     kind = schema.field(names[2]).type if len(names) == 3 else None
