@@ -14,9 +14,9 @@ from hongtu.config import size
 from hongtu.errors import InputError
 from hongtu.host import available_bytes, taking_at_most
 from hongtu.preprocess.read.formats.column_names import (
-    find_weights,
     STANDARD,
     find_ends,
+    find_weights,
     is_relation,
     position,
     say_third,
