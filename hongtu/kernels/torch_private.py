@@ -7,8 +7,10 @@ there, by name.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -73,6 +75,22 @@ def is_pyg(part: Any, where: str = "") -> bool:
 def derives_from_pyg(part: Any, where: str = "") -> bool:
     """Whether its class, or a base of it, is."""
     return any(base.__module__.startswith(f"torch_geometric.{where}") for base in type(part).__mro__)
+
+
+class _StableTorch:
+    """torch, whose ``sort`` keeps the order of equal numbers."""
+
+    sort = staticmethod(partial(torch.sort, stable=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def sort_stably() -> None:
+    """Have torch_geometric's quantiles keep the order of equal numbers, such as the zeros behind a ReLU: which of a
+    destination's gets the gradient would depend on the edges of others, which a chunk has not."""
+    if (quantile := sys.modules.get("torch_geometric.nn.aggr.quantile")) is not None:
+        quantile.torch = _StableTorch()  # type: ignore[attr-defined]
 
 
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import copied, storage_id
+from hongtu.kernels.torch_private import copied, sort_stably, storage_id
 from hongtu.model.checks import call_on
 from hongtu.model.structure import Structure
 from hongtu.model.wiring import INPUT
@@ -53,6 +53,7 @@ class Network(Structure):
 
     def __init__(self, modules: nn.ModuleList, context: RowContext, autocast: torch.dtype | None = None) -> None:
         super().__init__(modules, context, autocast)
+        sort_stably()
         self.chunk = 0
         self.watch: Watch | None = None  # sees what every module returns, where it is set
         self._current = 0

@@ -724,6 +724,34 @@ def test_what_fails_on_no_edges_runs_in_chunks_without_any(make, graph):
         torch.testing.assert_close(found, expected[name], rtol=1e-9, atol=1e-12)
 
 
+class Ties(torch.nn.Module):
+    """Medians of rows of which many are equal."""
+
+    def __init__(self, aggr):
+        super().__init__()
+        self.first, self.last = pyg.SAGEConv(6, 8, aggr=aggr), pyg.SAGEConv(8, 3, aggr=aggr)
+
+    def forward(self, x, edge_index):
+        return self.last(self.first(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: "median", lambda: pyg.MedianAggregation(), lambda: pyg.QuantileAggregation(0.3)]
+)
+@pytest.mark.parametrize("chunks", [(1, 1), (2, 3)])
+def test_medians_of_equal_numbers(make, chunks):
+    problem = problems.awkward()
+    model = Ties(make()).double()
+    trainer = hongtu.Trainer(problems.prepare(problem, *chunks), hongtu.from_pyg(model), dtype=torch.float64)
+    torch.testing.assert_close(trainer.predict(), output(model, problem), rtol=1e-9, atol=1e-9)
+    trainer.train_epoch()
+    out = model(torch.from_numpy(problem.features).double(), problem.edge_index)
+    mask = problem.masks["train"]
+    torch.nn.functional.cross_entropy(out[mask], torch.from_numpy(problem.labels)[mask]).backward()
+    for (_, p), found in zip(model.named_parameters(), trainer.gradients().values(), strict=True):
+        torch.testing.assert_close(found, p.grad, rtol=1e-9, atol=1e-12)
+
+
 def test_a_convolution_that_fails_without_edges_is_named():
     with pytest.raises(
         InputError, match=r"PyGLayer\(Counts\): fails on a chunk where . of . vertices have no in-edges"

@@ -110,9 +110,10 @@ def masked(names):
     graph = SimpleNamespace(
         ntypes=["_N"], canonical_etypes=[("_N", "_E", "_N")], ndata={}, edata={}, is_block=False,
         nodes={"_N": SimpleNamespace(data={"feat": plain["x"], "label": plain["y"], **own})},
-        edges=lambda etype, order: given["edges"], num_nodes=lambda kind: V,
+        num_nodes=lambda kind: V,
     )  # fmt: skip
-    graph.edges = type("Edges", (dict,), {"__call__": lambda self, **options: given["edges"]})()
+    numbered = *given["edges"], range(given["edges"].shape[1])
+    graph.edges = type("Edges", (dict,), {"__call__": lambda self, form, order, etype: numbered})()
     graph.edges["_N", "_E", "_N"] = SimpleNamespace(data={})
     graph.cpu = lambda: graph
     yield graph

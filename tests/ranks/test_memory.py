@@ -127,7 +127,7 @@ def test_every_rank_has_the_limit_of_the_host_for_itself(dependencies, device):
                 given, least = map(int, re.search(words, str(error)).groups())
                 assert given == limit
                 limit = max(group.gather(least))
-        assert training.train(trainer, 1).losses == free
+        assert training.train(trainer, 1).losses == pytest.approx(free, rel=1e-12)  # by another plan
         needed = trainer.plan.held_together if device == "cpu" else trainer.plan.host_bytes
         return limit, PROCESS + sum(needed.values())
 
