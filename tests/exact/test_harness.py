@@ -25,8 +25,8 @@ def test_a_case_is_judged_alike_whatever_ran_before(seed):
 
 @pytest.mark.parametrize("number", [2000567, 2000647], ids=["few rows", "divergence"])
 def test_what_plain_torch_does_not_know_either_is_not_wrong(number):
-    """Norms of a few alike rows under autocast; steps that grow a hundredfold, and what two sides round with them, which
-    is another thing on each processor."""
+    """Norms of a few alike rows under autocast; steps that grow a hundredfold, and what two sides round with them:
+    another thing on each processor."""
     assert not run_case(number).wrong
 
 
