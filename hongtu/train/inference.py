@@ -30,7 +30,8 @@ from hongtu.train.trainer import Trainer
 
 class Inference:
     """Runs a model without dropout: one sweep over the graph for each layer, planned for that alone, so that budgets
-    may be smaller than in training. Results have the bits of ``Trainer.predict``.
+    may be smaller than in training. Without a limit, results have the bits of ``Trainer.predict``; within one each is
+    planned for itself, and results differ in the last digits.
 
     Args:
         artifact: an opened artifact or its path; labels and masks are not looked at.
