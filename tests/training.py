@@ -161,3 +161,15 @@ def smallest_budget(artifact: Artifact, layers: Callable[[], list[nn.Module]], *
     named = re.search(r"smallest that works is (\d+)", str(caught.value))
     assert named, str(caught.value)
     return int(named[1])
+
+
+def plain_losses(model, problem, epochs=3):
+    """Those of a float64 model of torch_geometric that trains on the whole graph by plain torch, epoch by epoch."""
+    x, mask = torch.from_numpy(problem.features).double(), torch.from_numpy(problem.masks["train"])
+    optimizer, labels = sgd(model.parameters()), torch.from_numpy(problem.labels)
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x, problem.edge_index)[mask], labels[mask])
+        loss.backward()
+        optimizer.step()
+        yield loss.item()

@@ -81,14 +81,9 @@ def test_channels_of_values_of_several_dimensions(name):
         problems.prepare(problem, 2, 3), hongtu.from_pyg(copy.deepcopy(model)), optimizer=training.sgd,
         dtype=torch.float64,
     )  # fmt: skip
-    x, mask = torch.from_numpy(problem.features).double(), torch.from_numpy(problem.masks["train"])
-    optimizer, labels = training.sgd(model.parameters()), torch.from_numpy(problem.labels)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x, problem.edge_index)[mask], labels[mask])
-        loss.backward()
-        optimizer.step()
-        assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=1e-9)
+    for loss in training.plain_losses(model, problem):
+        assert trainer.train_epoch().loss == pytest.approx(loss, rel=1e-9)
+    x = torch.from_numpy(problem.features).double()
     with torch.no_grad():
         expected = model.eval()(x, problem.edge_index)
     torch.testing.assert_close(trainer.predict(), expected, rtol=1e-9, atol=1e-9)

@@ -42,15 +42,9 @@ def test_both_parts_count(kind, dtype):
     problem, model = replace(problems.awkward(), weights=None), Turns(kind).double()
     options = {"optimizer": training.sgd, "dtype": dtype}
     trainer = hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(copy.deepcopy(model)), **options)
-    x, mask = torch.from_numpy(problem.features).double(), torch.from_numpy(problem.masks["train"])
-    optimizer, labels = training.sgd(model.parameters()), torch.from_numpy(problem.labels)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x, problem.edge_index)[mask], labels[mask])
-        loss.backward()
-        optimizer.step()
+    for loss in training.plain_losses(model, problem):
         near = 1e-9 if dtype == torch.float64 else 1e-4
-        assert trainer.train_epoch().loss == pytest.approx(loss.item(), rel=near)
+        assert trainer.train_epoch().loss == pytest.approx(loss, rel=near)
 
 
 def test_complex_parameters_are_refused_with_what_trains():
