@@ -223,12 +223,18 @@ class Watch:
         return 0
 
 
-def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
-    """In the other process: says with which phase it begins, and what it found in the one before."""
-    artifact, epochs, work = hongtu.open_artifact(options["artifact"]), [], str(options["work"])
+def begun(there: Any, artifact: hongtu.Artifact, options: dict[str, Any], model: str) -> Any:
+    """The layers of a run, which plans from now on."""
     torch.manual_seed(0)
     layers = build_layers(model, artifact.feature_width, options["hidden"], artifact.num_classes, options["layers"])
     there.send(("planning", {}))
+    return layers
+
+
+def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
+    """In the other process: says with which phase it begins, and what it found in the one before."""
+    artifact, epochs, work = hongtu.open_artifact(options["artifact"]), [], str(options["work"])
+    layers = begun(there, artifact, options, model)
     start = time.perf_counter()
     trainer = hongtu.Trainer(
         artifact,
@@ -271,9 +277,7 @@ def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dic
 def infer(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
     """The same for what a model gives."""
     artifact, work = hongtu.open_artifact(options["artifact"]), options["work"]
-    torch.manual_seed(0)
-    layers = build_layers(model, artifact.feature_width, options["hidden"], artifact.num_classes, options["layers"])
-    there.send(("planning", {}))
+    layers = begun(there, artifact, options, model)
     start = time.perf_counter()
     budgets = {"device_memory": options["device_memory"], "host_memory": options["host_memory"], "spill": str(work)}
     inference = hongtu.Inference(artifact, layers, host_dtype=dtype, **budgets)
