@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from threading import Lock
 
 import pytest
 
@@ -209,11 +210,13 @@ def test_force_replaces_what_is_ours(source, tmp_path):
 @pytest.mark.parametrize("command", ["preprocess", "generate"])
 def test_what_somebody_puts_there_meanwhile_stays(command, force, source, tmp_path, monkeypatch, capsys):
     """While files are written and hashed, which takes its time."""
+    lock = Lock()
     place = {"preprocess": "hongtu.graph.writer.sync", "generate": "hongtu.preprocess.generate.sync"}[command]
 
     def sync(file):
-        if not (tmp_path / "out").exists():
-            fill(tmp_path / "out")
+        with lock:  # files are written by several threads
+            if not (tmp_path / "out").exists():
+                fill(tmp_path / "out")
 
     monkeypatch.setattr(place, sync)
     if command == "preprocess":
