@@ -758,6 +758,34 @@ def test_networkx(tmp_path):
     assert run(karate, tmp_path / "karate").num_edges == 2 * karate.number_of_edges()
 
 
+def test_networkx_attributes(tmp_path, capfd):
+    """Those of torch_geometric's names are its fields, both ways along an edge; others are named in one note."""
+    graph = networkx.MultiGraph([(0, 1, {"edge_attr": [1.0, 2.0], "edge_type": 0, "time": 3})])
+    graph.add_edge(0, 1, edge_attr=[3.0, 4.0], edge_type=1, weight=0.5)
+    graph.add_edge(1, 1, edge_attr=[5.0, 6.0], edge_type=1)
+    graph.add_nodes_from([(k, {"x": np.full(3, float(k)), "team": "a"}) for k in range(3)])
+    networkx.set_node_attributes(graph, {0: 1, 2: 0}, "y")
+    networkx.set_node_attributes(graph, {2: True}, "train_mask")
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "a", partitions=1, chunks=1)
+    order = np.argsort(artifact.original_id)
+    assert artifact.features[order].tolist() == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    assert artifact.labels[order].tolist() == [1, -1, 0] and artifact.masks["train"][order].tolist() == [False] * 2 + [
+        True
+    ]
+    topology = artifact.topology
+    found = zip(
+        topology.edge_features.tolist(), topology.edge_type.tolist(), topology.edge_weight.tolist(), strict=True
+    )
+    both = [([1.0, 2.0], 0, 1.0), ([3.0, 4.0], 1, 0.5)]
+    assert sorted(found) == sorted([*both, *both, ([5.0, 6.0], 1, 1.0)])
+    said = [line for line in capfd.readouterr().err.splitlines() if "not read" in line]
+    assert len(said) == 1 and "'team' of nodes and 'time' of edges are not read" in said[0]
+    for name in ("weight", "x"):
+        networkx.set_node_attributes(graph, {1: None}, name)
+    with pytest.raises(hongtu.errors.InputError, match="1 of 3 nodes lack the attribute 'x'"):
+        run(graph, tmp_path / "b")
+
+
 def test_networkx_refusals(tmp_path):
     graph = networkx.DiGraph()
     graph.add_edge(1, "1")

@@ -285,15 +285,15 @@ def from_dgl(graph: Any) -> Any:
         ends = np.stack(pair).astype(np.int64)[:, np.argsort(number)]
         place = "edata" if len(graph.canonical_etypes) == 1 else f"edges[{key!r}].data"
         stores[key] = _fields(graph.edges[key].data, OF_EDGES, place, edge_index=ends)
-        stores[key].dgl_names["edge_index"] = "edges()" if place == "edata" else f"edges(etype={key!r})"
+        stores[key].own_names["edge_index"] = "edges()" if place == "edata" else f"edges(etype={key!r})"
     if len(stores) == 2:
         vertices, edges = stores.values()
-        return SimpleNamespace(**vars(vertices) | vars(edges) | {"dgl_names": vertices.dgl_names | edges.dgl_names})
+        return SimpleNamespace(**vars(vertices) | vars(edges) | {"own_names": vertices.own_names | edges.own_names})
     return TypedGraph(list(graph.ntypes), list(graph.canonical_etypes), stores)
 
 
 def _fields(data: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], place: str, **more: Any) -> SimpleNamespace:
-    """By torch_geometric's names, and with ``dgl_names``: where each is, or would be, in the graph."""
+    """By torch_geometric's names, and with ``own_names``: where each is, or would be, in the graph."""
     own = {name: next((key for key in known if key in data), known[0]) for name, known in names.items()}
     found = {name: data[key] for name, key in own.items() if key in data}
-    return SimpleNamespace(**found, **more, dgl_names={name: f"{place}[{key!r}]" for name, key in own.items()})
+    return SimpleNamespace(**found, **more, own_names={name: f"{place}[{key!r}]" for name, key in own.items()})

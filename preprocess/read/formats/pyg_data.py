@@ -146,8 +146,8 @@ def masks_of(data: Any, name: str) -> tuple[dict[str, np.ndarray] | None, dict[s
 
 
 def title_of(data: Any, name: str, key: str) -> str:
-    """What messages call a field: where it is that of a graph of DGL, as people write it there."""
-    own = getattr(data, "dgl_names", {}).get(key)
+    """What messages call a field: where it is that of a graph of DGL or NetworkX, as people write it there."""
+    own = getattr(data, "own_names", {}).get(key)
     return f"{name}.{key}" if own is None else f"{name.partition('[')[0]}.{own}"
 
 
