@@ -250,7 +250,7 @@ class Hops(TypedValues):
                 ]
             found = fx.node.map_arg(given, lambda x: made.own[x] if self._values[x].free else made.every[x])
             if isinstance(given, fx.Node) and not self._values[given].free:
-                if takes_pair(conv) and is_pyg(conv):
+                if takes_pair(conv) and is_pyg(conv) and not has_hooks(conv):
                     return found, made.own[given]
                 cut = cut or made.own[given]
             elif isinstance(given, dict) and not any(self._values[other].free for other in given.values()):

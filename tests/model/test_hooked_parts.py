@@ -9,6 +9,8 @@ import torch_geometric.nn as pyg
 import hongtu
 from hongtu.errors import InputError
 from tests import graphs, problems
+from tests.model import test_typed_advice
+from tests.model.test_typed_advice import CITES, WRITES
 from tests.model.test_written_forwards import Written, trains_as_in_torch
 
 
@@ -55,6 +57,45 @@ def test_hooks_of_what_is_inside_a_convolution(network):
         return self.last(self.part(self.first(x, edge_index), edge_index), edge_index)
 
     trains_as_in_torch(forward, with_part(lambda: pyg.GINConv(make()), lambda part: hooked(part.nn)))
+
+
+CONVOLUTIONS = {
+    "attention": lambda: pyg.GATv2Conv(8, 8),
+    "sum": lambda: pyg.GraphConv(8, 8),
+    "network": lambda: pyg.GINConv(torch.nn.Linear(8, 8)),
+    "greatest": lambda: pyg.SAGEConv(8, 8, aggr="max"),
+}
+
+
+@pytest.mark.parametrize("convolution", CONVOLUTIONS)
+def test_hooks_of_convolutions_get_the_rows(convolution):
+    """Those before and after it, as in torch_geometric, where it is called with a tensor."""
+
+    def forward(self, x, edge_index):
+        return self.last(self.part(self.first(x, edge_index), edge_index), edge_index)
+
+    def hooked(model):
+        model.part = CONVOLUTIONS[convolution]().double()
+        model.part.register_forward_pre_hook(lambda module, given: (given[0] * 0.5, given[1]))
+        model.part.register_forward_hook(lambda module, given, out: out + given[0].tanh())
+
+    trains_as_in_torch(forward, hooked)
+
+
+def test_hooks_of_convolutions_of_one_type_get_the_rows():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = pyg.HeteroConv({WRITES: pyg.SAGEConv((4, 6), 5), CITES: pyg.GATConv(6, 5)}, aggr="sum")
+            self.last = pyg.GraphConv(5, 3)
+            for part in (self.first.convs[CITES], self.last):
+                part.register_forward_pre_hook(lambda module, given: (given[0] * 0.5, given[1]))
+                part.register_forward_hook(lambda module, given, out: out + given[0].sum(1, keepdim=True))
+
+        def forward(self, x_dict, edge_index_dict):
+            return self.last(self.first(x_dict, edge_index_dict)["paper"], edge_index_dict[CITES])
+
+    test_typed_advice.check(Net(), test_typed_advice.graph())
 
 
 NORMS = {

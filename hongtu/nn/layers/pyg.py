@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hongtu.errors import InputError, names_known
-from hongtu.kernels.torch_private import copied, is_pyg
+from hongtu.kernels.torch_private import copied, has_hooks, is_pyg
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer, refuse_kinds
 from hongtu.nn.message_dropout import Edges, MessageDropout, may_drop, nothing_left
@@ -26,8 +26,8 @@ _OURS = (
 
 @names_known
 class PyGLayer(Layer):
-    """Runs ``conv((h, h[:D]), edge_index)`` on every block, or ``conv(h, edge_index)[:D]`` where it takes no pair; the
-    whole layer is recomputed in backward.
+    """Runs ``conv((h, h[:D]), edge_index)`` on every block, or ``conv(h, edge_index)[:D]`` where it takes no pair, or
+    has hooks; the whole layer is recomputed in backward.
 
     Edge weights, features and types are passed when the convolution takes ``edge_weight``, ``edge_attr`` (and its
     ``edge_dim``, if it has one, is given) or ``edge_type``, and the graph has them. Parameters keep their names under
@@ -88,6 +88,7 @@ class PyGLayer(Layer):
             return self._called(block, h)
 
     def _called(self, block: Block, h: Tensor) -> Any:
+        self._given_one |= has_hooks(self.conv)  # which get what forward gives, the rows
         bipartite = self._takes_size and not self._given_one
         options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
         if self.weighted and block.edge_weight is not None:
