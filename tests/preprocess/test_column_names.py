@@ -107,11 +107,27 @@ def test_weights_are_found_in_whatever_case(name, ending, tmp_path):
     assert load(tmp_path, ending, f"Source,Target,{name}") == [THIRD, None]
 
 
-def test_several_columns_of_weights_are_refused_unless_one_has_the_name(tmp_path):
-    ends = {"src": [0, 1], "dst": [1, 0]}
-    pyarrow.parquet.write_table(pyarrow.table(ends | {"Weight": [1, 2], "WEIGHT": [3, 4]}), tmp_path / "e.parquet")
-    with pytest.raises(InputError, match="2 columns 'weight', expected one"):
-        read_input(tmp_path / "e.parquet", PreprocessConfig(features="degree"), tmp_path)
-    pyarrow.parquet.write_table(pyarrow.table(ends | {"Weight": [1, 2], "weight": [3, 4]}), tmp_path / "e.parquet")
-    raw = read_input(tmp_path / "e.parquet", PreprocessConfig(features="degree"), tmp_path)
-    assert np.array(raw.edge_weight).tolist() == [3, 4]
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".tsv"])
+def test_several_columns_of_weights_are_refused_unless_one_has_the_name(ending, tmp_path):
+    """By their names as they stand in the file; the line that the message has reads one."""
+
+    def table(first, second):
+        path = tmp_path / f"e{ending}"
+        if ending == ".parquet":
+            pyarrow.parquet.write_table(
+                pyarrow.table({"src": [0, 1], "dst": [1, 0], first: [1, 2], second: [3, 4]}), path
+            )
+        else:
+            between = "," if ending == ".csv" else "\t"
+            path.write_text(
+                "".join(between.join(row) + "\n" for row in (("src", "dst", first, second), "0113", "1024"))
+            )
+        return path
+
+    def weights(path, columns=None):
+        return np.array(read_input(path, PreprocessConfig(features="degree", columns=columns), tmp_path).edge_weight)
+
+    with pytest.raises(InputError, match=r"2 columns 'Weight' and 'WEIGHT', expected one.*,Weight takes the first"):
+        weights(table("Weight", "WEIGHT"))
+    assert weights(table("Weight", "WEIGHT"), ("src", "dst", "Weight")).tolist() == [1, 2]
+    assert weights(table("Weight", "weight")).tolist() == [3, 4]

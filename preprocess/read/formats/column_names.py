@@ -74,7 +74,7 @@ def is_weight(name: str) -> bool:
 
 
 def find_weights(path: Path, words: Sequence[str]) -> list[str]:
-    """The column that is called weight, in whatever case, where there is one.
+    """The column that is called weight, or in another case where none is, if there is one.
 
     >>> find_weights(Path("edges.csv"), ["Source", "Target", " Weight"])
     [' Weight']
@@ -82,8 +82,14 @@ def find_weights(path: Path, words: Sequence[str]) -> list[str]:
     Raises:
         InputError: where there are several.
     """
-    lower = [word.strip().lower() for word in words]
-    return [words[position(path, lower, "weight")]] if "weight" in lower else []
+    own = [word for word in words if word == "weight"] or [word for word in words if word.strip().lower() == "weight"]
+    if len(own) > 1:
+        shown = " and ".join(map(repr, dict.fromkeys(own)))
+        remedy = (
+            f"; --columns SOURCE,DESTINATION,{own[0].strip()} takes the first" if own[0] != own[1] else "; rename one"
+        )
+        raise InputError(f"{path}: {len(own)} columns {shown}, expected one, found {', '.join(words)[:200]}{remedy}")
+    return own
 
 
 def _letters(name: str) -> str:

@@ -125,7 +125,7 @@ def _find_columns(path: Path, schema: Any, names: list[str]) -> _Table:
     if not names:
         ends = None if {*STANDARD[:2]} <= {*present} else find_ends(present)
         names = [*STANDARD[:2]] if ends is None else [present[end] for end in ends]
-        names += [name for name in present if name == "weight"] or find_weights(path, present)
+        names += find_weights(path, present)
     for name in names:
         position(path, present, name)
     kind = schema.field(names[2]).type if len(names) == 3 else None

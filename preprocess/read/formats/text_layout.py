@@ -14,6 +14,7 @@ from hongtu.preprocess.read.formats.column_names import (
     STANDARD,
     find_ends,
     find_paired_ends,
+    find_weights,
     is_relation,
     is_weight,
     position,
@@ -209,8 +210,8 @@ def _named_columns(
     if ends is None:
         weight, width = (2 if names and len(names) == 3 else -1), (-1 if names else 2)
         return _columns(head, (0, 1), weight, width, header=True, said=said)
-    weighted = len(names) == 3 if names else "weight" in lower
-    weight = position(head.path, lower, "weight") if weighted else -1
+    own = (find_weights(head.path, words) if len(names or STANDARD) == 3 else []) or [*(names or ())][2:]
+    weight = position(head.path, words, own[0]) if own else -1
     if names is None:
         said += say_unread(head.path, words, [words[at] for at in (*ends, weight) if at >= 0])
     return _columns(head, ends, weight, len(words), header=True, said=said)
