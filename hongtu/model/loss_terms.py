@@ -75,6 +75,11 @@ class Unscored(LossTerm):
 
 Losses = Loss | LossTerm | Sequence[Loss | LossTerm]
 MOST_TERMS = 8  # bits of a byte
+PLACED = "what it gives for one must not depend on the others, or on its place"
+AT_RANDOM = (
+    "rows that it chooses or orders at random, as by torch.randperm, would be a chunk's and not the whole graph's; draw "
+    "a number for each instead: losses * (torch.rand(len(out)) < 0.5) / 0.5 of reduction='none' takes half of them"
+)
 
 
 def terms_of(loss: Losses) -> list[LossTerm]:
@@ -153,8 +158,11 @@ def vertex_loss(loss: Any, task: str) -> VertexLoss:
     return loss
 
 
-def checked(title: str, losses: Any, count: int) -> Tensor:
+def checked(title: str, losses: Any, count: int, *, draws: bool = False) -> Tensor:
     """Losses [T], one for each of ``count`` vertices.
+
+    Args:
+        draws: random numbers were drawn for them.
 
     Raises:
         InputError: for anything else, and for those that do not depend on the output.
@@ -162,7 +170,9 @@ def checked(title: str, losses: Any, count: int) -> Tensor:
     if not isinstance(losses, Tensor) or losses.shape != (count,):
         what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         remedy = "return losses per vertex, whose plain mean over the mask is taken"
-        if isinstance(losses, Tensor) and losses.ndim == 0:
+        if draws:
+            remedy = AT_RANDOM
+        elif isinstance(losses, Tensor) and losses.ndim == 0:
             remedy = (
                 "pass torch's loss itself, such as torch.nn.CrossEntropyLoss(weight=...), whose mean over the mask is "
                 f"then as torch takes it; or {remedy}"
@@ -258,8 +268,8 @@ def check_alone(title: str, losses: Callable[..., Tensor], *given: Tensor) -> No
             )
         if mixture is not None:
             raise InputError(
-                f"{title} mixes the rows that it is given, which would be those of a chunk instead of all; what it "
-                "gives for one must not depend on the others, or on its place"
+                f"{title} mixes the rows that it is given, which would be those of a chunk instead of all; "
+                f"{PLACED if seeds else AT_RANDOM}"
             )
 
 

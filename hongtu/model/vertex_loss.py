@@ -28,6 +28,7 @@ from hongtu.model.loss_terms import (
     vertex_loss,
     vertex_weight_of,
 )
+from hongtu.model.random_state import draws_since, kept_random_state, random_state
 from hongtu.model.rows_alone import ROWS
 from hongtu.model.torch_losses import PerVertex
 
@@ -195,14 +196,14 @@ class MeanLoss:
                 f"loss={'bce_with_logits' if of_two else DEFAULT[self._task]!r} fits the labels, and docs/training.md "
                 "names others"
             )
-            with torch.random.fork_rng(devices=[]), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
-                losses = loss(*given)
+            with kept_random_state(), torch.enable_grad(), refused_as(title.rstrip(":"), remedy):
+                before, losses = random_state(), loss(*given)
                 if isinstance(losses, Tensor) and losses.shape == (count, count) != given[0].shape:
                     raise InputError(
                         f"{title} compares each output with each target: of {shown} it gives {count} x {count}; bring "
                         "both to one shape first, as out.view(-1) and target.view(-1)"
                     )
-                losses = checked(title, losses, count)
+                losses = checked(title, losses, count, draws=bool(draws_since(before)))
             _check_holes(title, losses, *given)
             if others := [leaf for leaf in leaves_of(losses) if leaf is not given[0]]:
                 raise InputError(

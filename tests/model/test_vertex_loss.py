@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hongtu.cli.main import main
 from hongtu.errors import InputError
 from hongtu.model.loss_terms import LossTerm, balanced_weights, check_alone
 from hongtu.model.named import build_layers
-from hongtu.model.random_state import seed_generators
+from hongtu.model.random_state import draws_since, random_state, seed_generators
 from tests import additions, problems
 from tests.models import SIX
 from tests.training import STRATEGIES, check
@@ -270,8 +271,50 @@ def test_permuted_rows_are_refused_whatever_is_drawn(beside, seed):
         return beside * own + functional.cross_entropy(out, target[torch.randperm(len(out))], reduction="none")
 
     torch.manual_seed(seed)
-    with pytest.raises(InputError, match="mixes the rows"):
+    with pytest.raises(InputError, match=r"mixes the rows.*at random, as by torch\.randperm"):
         check_alone("loss", mixed, torch.eye(7, 3), torch.arange(7) % 3)
+
+
+CHOICES = {
+    "order": lambda count: torch.randperm(count),
+    "first of an order": lambda count: torch.randperm(count)[:4],
+    "again and again": lambda count: torch.randint(count, (5,)),
+    "mask": lambda count: torch.rand(count) < 0.5,
+    "numpy": lambda count: torch.from_numpy(np.random.choice(count, 4)),
+    "Python": lambda count: random.sample(range(count), 3),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_vertices_chosen_at_random_are_named_so(choice):
+    problem = problems.awkward()
+    artifact = problems.prepare(problem, 2, 3)
+
+    def loss(out, target):
+        chosen = CHOICES[choice](len(out))
+        return functional.cross_entropy(out[chosen], target[chosen])
+
+    before = random_state()
+    with pytest.raises(InputError, match=r"rows that it chooses or orders at random, .*; draw a number for each"):
+        hongtu.Trainer(artifact, GCN.build(problem), loss=loss)
+    assert not draws_since(before)
+
+
+def test_a_number_for_each_vertex_takes_half_of_them():
+    """As the message for those that are chosen at random advises: what is expected is the loss of all."""
+    problem = problems.awkward()
+    artifact = problems.prepare(problem, 2, 3)
+
+    def loss(out, target):
+        losses = functional.cross_entropy(out, target, reduction="none")
+        return losses * (torch.rand(len(out)) < 0.5) / 0.5
+
+    layers = GCN.build(problem)
+    still = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.0)}
+    whole = hongtu.Trainer(artifact, copy.deepcopy(layers), **still).train_epoch().loss
+    trainer = hongtu.Trainer(artifact, layers, loss=loss, **still)
+    found = [trainer.train_epoch().loss for _ in range(200)]
+    assert len({*found}) > 100 and abs(np.mean(found) / whole - 1) < 0.05
 
 
 @pytest.mark.parametrize(
