@@ -77,7 +77,7 @@ Losses = Loss | LossTerm | Sequence[Loss | LossTerm]
 MOST_TERMS = 8  # bits of a byte
 PLACED = "what it gives for one must not depend on the others, or on its place"
 AT_RANDOM = (
-    "rows that it chooses or orders at random, as by torch.randperm, would be a chunk's and not the whole graph's; draw "
+    "rows that it chooses or orders at random, as by torch.randperm, would be a chunk's, not the whole graph's; draw "
     "a number for each instead: losses * (torch.rand(len(out)) < 0.5) / 0.5 of reduction='none' takes half of them"
 )
 
