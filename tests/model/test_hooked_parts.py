@@ -9,8 +9,7 @@ import torch_geometric.nn as pyg
 import hongtu
 from hongtu.errors import InputError
 from tests import graphs, problems
-from tests.model import test_typed_advice
-from tests.model.test_typed_advice import CITES, WRITES
+from tests.model.test_typed_advice import CITES, WRITES, check, graph
 from tests.model.test_written_forwards import Written, trains_as_in_torch
 
 
@@ -95,7 +94,7 @@ def test_hooks_of_convolutions_of_one_type_get_the_rows():
         def forward(self, x_dict, edge_index_dict):
             return self.last(self.first(x_dict, edge_index_dict)["paper"], edge_index_dict[CITES])
 
-    test_typed_advice.check(Net(), test_typed_advice.graph())
+    check(Net(), graph())
 
 
 NORMS = {
