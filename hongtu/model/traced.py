@@ -27,6 +27,7 @@ from hongtu.model.tracer import Tracer, is_convolution, tensor_at, trace_forward
 from hongtu.model.untraceable import untraceable
 from hongtu.model.wiring import FIRST_EDGES, FIRST_NAME, Entry
 from hongtu.nn.dropout import check_drop_edges
+from hongtu.nn.layers.pyg import PyGLayer
 
 Part = tuple[nn.Module, str]  # and its name
 EdgeValue = tuple[str, list[Part]]  # an argument of the forward, and the modules that it has gone through
@@ -169,6 +170,13 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
                     check_drop_edges(modules[0], f"{call} with edges of dropout_edge, and {type(called).__name__}")
                 made[place] = (inputs, dropout), modules
             (given, before), modules = made[place]
+            beside = [name for name, nodes in arguments.items() if not names.keys().isdisjoint(nodes)][1:]
+            if modules and isinstance(modules[0], PyGLayer) and (unknown := [x for x in beside if x != FEATURES]):
+                raise InputError(
+                    f"{call} with {unknown[0]}, and a convolution that runs as it is has rows of one value, edges, and "
+                    "what edges have; of the whole graph no chunk has anything: leave that out, and what each vertex "
+                    "has besides put beside its rows, as torch.cat([x, x0], dim=1)"
+                )
             if inputs != given or dropout is not before:
                 different = (_WHAT[name] for name in OF_EDGES if inputs.get(name) != given.get(name))
                 raise InputError(f"{call} with {next(different, 'edges')} in two forms; give each its own")

@@ -107,7 +107,8 @@ class Spilled:
 
     def _put(self, held: Held, places: Iterable[Target], where: str) -> None:
         for begin, which in places:
-            self._there[where, begin] = held.row[which], held.has[which]
+            if len(rows := held.row[which]):  # else it lies nowhere, and those of another chunk may
+                self._there[where, begin] = rows, held.has[which]
 
     def _get(self, begin: int, rows: np.ndarray, there: Ref) -> np.ndarray:
         """int8 [K]: what these rows have, which lie behind one another."""

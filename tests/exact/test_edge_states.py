@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from hongtu import nn as hnn
 from hongtu.errors import InputError
 from hongtu.plan.passes.strategy import Strategy
 from tests import graphs, problems, staged
+from tests.checker.held import VALUE, Held
+from tests.checker.spilled import Spilled
 from tests.edge_state_models import EdgeModel, GatedWhole, Gine, MeshWhole, Own, OwnWhole, Pair, PairWhole, Sum
 from tests.models import H
 from tests.problems import prepare
@@ -182,6 +185,16 @@ def test_chunks_without_in_edges_on_a_disk(model, device):
     with staged.on_disk() as disk:
         trainer = staged.check(model, problems.with_edge_data(known), (1, 8), strategy=NOTHING_STAYS, **options, **disk)
     assert trainer.plan.spilled.keys() & trainer.plan.passes.of_edges.keys()
+
+
+def test_the_checker_keeps_what_lies_where_a_chunk_without_in_edges_would():
+    """It has no rows, and may leave after the chunk that begins where it does."""
+    there, known = SimpleNamespace(where="disk", tensor="e0"), Spilled()
+    for count in (3, 0):
+        held = Held("e0", count)
+        held.row, held.has[:] = np.arange(count), VALUE
+        known._put(held, [(64, slice(None))], "disk")
+    assert known._get(64, np.arange(3), there).tolist() == [VALUE] * 3
 
 
 class Dropping(Own):

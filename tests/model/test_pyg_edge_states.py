@@ -154,3 +154,21 @@ def test_refusals():
     mixing = pyg.MetaLayer(OfEdges(6, P, H), NodeModel(6, H, 3, "sum"))
     with pytest.raises(InputError, match=r"depends on more than its in-edges|mixes the rows"):
         hongtu.Trainer(problems.prepare(problem), hongtu.from_pyg(mixing))
+
+
+class OfTheGraph(nn.Module):
+    """A step that is given something of the whole graph, or another value of vertices."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.step, self.again, self.given = meta(6, P, H), meta(H, H, 3), given
+
+    def forward(self, x, edge_index, edge_attr):
+        x, e, _ = self.step(x, edge_index, edge_attr)
+        return self.again(x, edge_index, e, u=self.given(x))[0]
+
+
+@pytest.mark.parametrize("given", [lambda x: x.mean(0, keepdim=True), torch.tanh])
+def test_what_a_convolution_is_given_besides_is_refused(given):
+    with pytest.raises(InputError, match=r"calls again with u, and a convolution .* leave that out"):
+        hongtu.Trainer(problems.prepare(problems.edge_data()), hongtu.from_pyg(OfTheGraph(given)))
