@@ -11,11 +11,9 @@ import pytest
 
 from experiments import (
     choices,
-    deep_models,
     estimator,
     first_hour,
     growth,
-    host_budgets,
     ladder,
     larger_than_memory,
     mg_gcn,
@@ -109,17 +107,6 @@ def test_sampled_accuracy(graph, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch):
-    """GCNII, and GraphSAGE with BatchNorm and jumping knowledge; ``compare`` checks counters and losses."""
-    out = tmp_path / "deep.jsonl"
-    options = ["--features", "random:16", "--hidden", 16, "--chunks", 64, "--epochs", 2, "--share", 0.1, "--out", out]
-    run(monkeypatch, deep_models, graph, *options)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["model"] for row in rows] == list(deep_models.MODELS)
-    assert all(row["peak"] <= row["budget"] <= 0.1 * row["need"] for row in rows)
-
-
-@pytest.mark.long
 def test_growth(tmp_path, monkeypatch, capsys):
     """Every size against a reference of its own, though all are timed in turns."""
     sizes, out = (400, 1600), tmp_path / "growth.jsonl"
@@ -160,21 +147,6 @@ def test_narrow_rows(graph, tmp_path, monkeypatch, capsys):
         assert [row["form"] for row in rows] == 2 * [*narrow_rows.FORMS]
     assert all("bfloat16" in row["rows"].values() for row in rows if row["form"] != "float32")
     assert "0.00x" not in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_host_budgets(tmp_path, monkeypatch):
-    """Every share with the losses of the run without a limit."""
-    out = tmp_path / "rows.jsonl"
-    sizes = ["--vertices", 20_000, "--edges", 100_000, "--features", 32, "--chunks", 16, "--epochs", 1]
-    options = ["--models", "gcn", "--device-memory", "2MiB", "--shares", 0.85, 0.01, "--out", out]
-    run(monkeypatch, host_budgets, "--work", tmp_path, *sizes, *options)
-    free, spilled, mapped, refused, _ = (json.loads(line) for line in out.read_text().splitlines())
-    assert spilled["disk_bytes"] == spilled["recalled_bytes"] + spilled["spilled_bytes"] and free["disk_bytes"] == 0
-    assert spilled["recalled_bytes"] > 0
-    for limited in (spilled, mapped):
-        assert limited["losses"] == pytest.approx(free["losses"])
-    assert "the run needs" in refused["refused"]
 
 
 @pytest.mark.long
