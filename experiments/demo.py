@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -102,7 +101,9 @@ def compare(artifact: Artifact, epochs: int) -> int:
     try:
         trainer = make_trainer(artifact, budget)
     except BudgetError as error:
-        budget = smallest(error)
+        if not error.smallest:
+            raise
+        budget = error.smallest
         print(f"\nthis graph is too small for the demo's budget, a quarter of what in-memory training needs ({error})")
         print(f"the demo takes the smallest budget that works instead: {mib(budget)} per device")
         trainer = make_trainer(artifact, budget)
@@ -135,14 +136,6 @@ def losses(artifact: Artifact, launch: list[str], epochs: int) -> list[float]:
     if code := subprocess.run([sys.executable, *arguments], check=False).returncode:
         sys.exit(code)
     return [json.loads(line)["loss"] for line in (directory / "epochs.jsonl").read_text().splitlines()]
-
-
-def smallest(error: BudgetError) -> int:
-    """The budget that the planner's refusal names."""
-    named = re.search(r"smallest that works is (\d+)", str(error))
-    if named is None:
-        raise error
-    return int(named[1])
 
 
 def make_trainer(artifact: Artifact, budget: int | None) -> hongtu.Trainer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -48,8 +47,8 @@ def run(monkeypatch, experiment, *arguments):
 
 @pytest.mark.long
 def test_ladder(graph, tmp_path, monkeypatch, capsys):
-    out, plot = tmp_path / "ladder.jsonl", tmp_path / "ladder.svg"
-    options = ["--partitions", 2, "--hidden", 8, "--measure", 1, "--out", out, "--plot", plot]
+    out = tmp_path / "ladder.jsonl"
+    options = ["--partitions", 2, "--hidden", 8, "--measure", 1, "--out", out]
     monkeypatch.setattr(ladder, "PAPER_CHUNKS", 8)
     monkeypatch.setattr(ladder, "FINER", 4)
     run(monkeypatch, ladder, graph, *options)
@@ -59,8 +58,7 @@ def test_ladder(graph, tmp_path, monkeypatch, capsys):
     host = [row["host_bytes"] for row in rows]
     assert host[0] >= host[1] >= host[2] > host[-1], "the paper's steps never add bytes, and the savings remove most"
     assert len({round(row["loss"], 4) for row in rows}) == 1, "every rung computes the same"
-    texts = [element.text for element in ElementTree.parse(plot).getroot().iter() if element.tag.endswith("text")]
-    assert {*ladder.PARTS, *(row["rung"] for row in rows)} <= set(texts)
+    assert all(row["parts"].keys() == ladder.PARTS.keys() for row in rows)
     assert "x paper" in capsys.readouterr().out
 
 
@@ -188,9 +186,8 @@ def test_choices(tmp_path, monkeypatch, capsys):
 @pytest.mark.long
 def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):
     out = tmp_path / "rates.jsonl"
-    run(monkeypatch, preprocess_rates, graph, "--kernels", "--order", "input", "--scratch", tmp_path, "--out", out)
-    kernels, command = (json.loads(line) for line in out.read_text().splitlines())
-    assert kernels["csc_per_second"] > 0 and kernels["plain_sort_seconds"] >= 0
+    run(monkeypatch, preprocess_rates, graph, "--order", "input", "--scratch", tmp_path, "--out", out)
+    (command,) = (json.loads(line) for line in out.read_text().splitlines())
     assert 0 < command["seconds_apart"] < command["seconds"] and command["peak_bytes"] < command["predicted_bytes"]
     assert list(tmp_path.iterdir()) == [out]
 
