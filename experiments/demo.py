@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
@@ -40,11 +41,8 @@ STAND_INS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, out=False, vertices=200_000, edges=3_000_000, epochs=6)
     parser.add_argument("--graph", type=Path, help="directory in the neutral format (default: a generated graph)")
-    parser.add_argument("--vertices", type=int, default=200_000)
-    parser.add_argument("--edges", type=int, default=3_000_000)
-    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--ranks", type=int, default=1, metavar="K", help="train in K processes, beside one")
     options = parser.parse_args()
     if options.ranks < 1:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.options import make_parser
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
 from hongtu.bench.profile import measure_cpu
@@ -47,13 +48,11 @@ HELD_OUT = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, vertices=60_000)
     parser.add_argument("--work", type=Path, required=True, help="keep graphs and artifacts here")
     parser.add_argument("--hardware", help="a profile that was measured before, or its name")
     parser.add_argument("--profile", type=Path, help="write the machine's profile here")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of every configuration")
-    parser.add_argument("--vertices", type=int, default=60_000)
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     configurations = [prepare(options, *held_out) for held_out in HELD_OUT]
     if options.hardware is not None:

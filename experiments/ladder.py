@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from experiments.prepare import prepared
 from hongtu.bench.records import append, host_bytes, machine
 from hongtu.model.named import build_layers
@@ -36,18 +37,13 @@ PARTS = {  # phases of an epoch, as in the paper's Figure 9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, partitions=4, model="gcn", hidden=256, layers=2)
     parser.add_argument("graph", type=Path, help="neutral input directory")
     parser.add_argument("--undirected", action="store_true")
     parser.add_argument("--features", help="replace the input's features, for example random:128")
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--model", default="gcn")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--classes", type=int, help="replace the labels by random ones of so many classes")
     parser.add_argument("--measure", type=int, default=0, metavar="EPOCHS", help="train so many epochs of every rung")
     parser.add_argument("--work", type=Path, help="keep the artifacts here")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = climb(options, options.work or Path(folder))

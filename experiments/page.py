@@ -43,9 +43,18 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--title", default="hongtu, measured")
     options = parser.parse_args()
-    results = collect(options.results, SECTIONS)
+    results = with_budgets(collect(options.results, SECTIONS))
     options.out.write_text(render(results, options.title, settings_of(options.results), SECTIONS), "utf-8")
     print(f"{options.out}: {', '.join(f'{len(rows)} rows of {name}' for name, rows in results.items())}")
+
+
+def with_budgets(results: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of a model that `hongtu bench` ran in shares of its memory alone are those of a section of their own."""
+    rows = results.get("bench", [])
+    others = {graph_and_model(row) for row in rows if row.get("share") is None}
+    budgets = [row for row in rows if graph_and_model(row) not in others]
+    kept = {"bench": [row for row in rows if row not in budgets], "budgets": results.get("budgets", []) + budgets}
+    return {name: found for name, found in (results | kept).items() if found}
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:

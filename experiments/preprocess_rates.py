@@ -8,7 +8,6 @@ Per order: the whole command in a process of its own, its stages, and its peak o
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -21,19 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 
 APART = ("partition", "order")  # most of the time of some settings
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, partitioner="streaming")
     parser.add_argument("graph", type=Path, help="neutral input directory")
-    parser.add_argument("--partitioner", default="streaming")
     parser.add_argument("--order", nargs="*", default=["input", "auto"])
     parser.add_argument("--embedding", action="store_true", help="without features")
     parser.add_argument("--scratch", type=Path, help="directory for artifacts (default: the system's)")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     edges = np.load(options.graph / "edges.npy", mmap_mode="r")
     vertices = len(np.load(options.graph / "labels.npy", mmap_mode="r"))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import STRATEGIES
@@ -27,15 +28,10 @@ from hongtu.preprocess.parts import kaminpar_installed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, features="random:128", hidden=256, layers=2, epochs=5)
     parser.add_argument("graph", type=Path, help="neutral input directory")
     parser.add_argument("--share", type=float, default=0.01, help="of the vertices that carry a label")
-    parser.add_argument("--features", default="random:128")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--undirected", action="store_true")
-    parser.add_argument("--out", type=Path, help="append a JSON line here")
     options = parser.parse_args()
     row = machine("prune") | compare(options)
     print(

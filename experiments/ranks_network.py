@@ -26,6 +26,7 @@ from typing import Any
 
 import hongtu
 from experiments.crossing import crossing_bytes, exchanges, plans_of
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.hardware import CPU
 from hongtu.train.ranked import DEPENDENCIES
@@ -94,16 +95,10 @@ def started(names: list[str], ranks_of_host: int, words: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, hidden=256, layers=[2, 3], epochs=4, ranks_of_host=1, systems=[*DEPENDENCIES])
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--rate", type=float, default=20.0, help="megabits per second of each host's link")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--ranks-of-host", type=int, default=1)
-    parser.add_argument("--systems", nargs="+", default=[*DEPENDENCIES])
     parser.add_argument("--equal", action="store_true", help="what crosses takes as long as what is computed")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     for layers in options.layers:
         if options.equal:

@@ -10,13 +10,13 @@ All rows are over |V|; the plans are the ones that training runs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 
 import numpy as np
 
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology, build_topology
@@ -32,12 +32,9 @@ PROFILES = {name: load_hardware(name) for name in ("a100x4", "h200", "cpu")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, devices=[1, 4], seed=0)
     parser.add_argument("graphs", nargs="+", type=Path, help="directories with edges.npy")
     parser.add_argument("--undirected", action="store_true")
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     for path in options.graphs:
         graph = read(path, options.undirected)

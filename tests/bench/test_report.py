@@ -58,6 +58,15 @@ def test_systems_on_several_graphs_have_bars_of_their_own():
     assert "gcn: hongtu full" in alone and "g, gcn" not in alone
 
 
+def test_shares_of_memory_alone_are_a_section_of_their_own():
+    ours, theirs = rows()["bench"]
+    shares = [ours | {"model": "sage", "share": share} for share in (1.0, 0.5)]
+    beside = ours | {"share": 0.5}  # of a model that was timed without a limit, too
+    found = bench_page.with_budgets({"bench": [ours, theirs, beside, *shares]})
+    assert found == {"bench": [ours, theirs, beside], "budgets": shares}
+    assert bench_page.with_budgets({"bench": [ours]}) == {"bench": [ours]}
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
