@@ -55,11 +55,7 @@ def main() -> None:
 def rungs() -> list[tuple[str, Strategy]]:
     """Name and strategy of every step, each with all savings of those before it."""
     paper = STRATEGIES["paper"]
-    steps = [
-        ("none", STRATEGIES["none"]),
-        ("+ p2p", replace(paper, reuse="p2p")),
-        ("+ reuse (paper)", paper),
-    ]
+    steps = [("none", STRATEGIES["none"]), ("+ p2p", replace(paper, reuse="p2p")), ("+ reuse (paper)", paper)]
     for name in SAVINGS:
         steps.append((name if name == "lookahead" else f"+ {name}", with_saving(steps[-1][1], name)))
     return steps

@@ -32,11 +32,7 @@ SIGNAL = 1.5  # length of a class's mean feature vector; the noise has unit vari
 GENERATOR, META = "hongtu generate", "meta.json"
 FILES = ("edges.npy", "features.npy", "labels.npy", "train_mask.npy", "val_mask.npy", "test_mask.npy")
 BLOCK_ELEMENTS = 1 << 22
-KINDS = {
-    "citation": graph_models.citation,
-    "rmat": graph_models.rmat,
-    "web": graph_models.web,
-}
+KINDS = {"citation": graph_models.citation, "rmat": graph_models.rmat, "web": graph_models.web}
 
 
 def generate(

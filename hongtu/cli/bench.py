@@ -118,11 +118,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse what cannot be measured, before anything is.
-
-    Raises:
-        InputError: naming the option.
-    """
+    """Refuse what cannot be measured, before anything is."""
     from hongtu.bench.spec import ON_RANKS, parse_budgets, parse_strategies
     from hongtu.hardware import load_hardware
     from hongtu.model.named import MODELS

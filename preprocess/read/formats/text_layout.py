@@ -102,7 +102,6 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     """How the lines of a file are to be read.
 
     Args:
-        path: the file.
         names: see :func:`~.text.open_text`.
         as_text: ids are text, so that any line may be an edge.
 
