@@ -74,14 +74,9 @@ def chosen(plan: ExecutionPlan) -> dict[str, Any]:
     """What was decided, as numbers and names."""
     choice = plan.choice
     return {
+        **{name: getattr(choice, name) for name in ("fuse", "save", "structure", "ordered", "staging", "slab")},
         "chunks": plan.topology.chunks,
-        "fuse": choice.fuse,
-        "save": choice.save,
         "resident": sorted(choice.resident),
-        "structure": choice.structure,
-        "ordered": choice.ordered,
-        "staging": choice.staging,
-        "slab": choice.slab,
         "prunes": bool(choice.fields),
         "setup": [p.name for p in plan.passes.setup],
         "passes": [p.name for p in plan.passes.train],

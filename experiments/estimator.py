@@ -31,7 +31,8 @@ EPOCHS = 6  # of every configuration, in turns
 CHECKED = 2  # epochs whose losses are the reference's: the second follows from gradients
 # graph, order, partitions, model, hidden, layers, then a strategy with a share of the memory that is needed in memory:
 # two of every model, all else drawn at random once (random.Random(10))
-HELD_OUT = (
+HeldOut = tuple[str, str, int, str, int, int, tuple[str, float | None]]
+HELD_OUT: tuple[HeldOut, ...] = (
     ("rmat", "input", 1, "gcn", 92, 3, ("full", 0.45)),
     ("citation", "clusters", 2, "gcn", 44, 2, ("paper", None)),
     ("citation", "clusters", 1, "sage", 80, 3, ("full", None)),
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="write the machine's profile here")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of every configuration")
     options = parser.parse_args()
-    configurations = [prepare(options, *held_out) for held_out in HELD_OUT]
+    configurations = [prepare(options, held_out) for held_out in HELD_OUT]
     if options.hardware is not None:
         profile = load_hardware(options.hardware)
     else:
@@ -128,17 +129,9 @@ class Configuration:
         )
 
 
-def prepare(
-    options: argparse.Namespace,
-    kind: str,
-    order: str,
-    partitions: int,
-    name: str,
-    hidden: int,
-    layers: int,
-    strategy: tuple[str, float | None],
-) -> Configuration:
+def prepare(options: argparse.Namespace, held_out: HeldOut) -> Configuration:
     """One of ``HELD_OUT``, checked."""
+    kind, order, partitions, name, hidden, layers, (saving, share) = held_out
     graph = generated(options.work, kind, options.vertices)
     path = options.work / f"{kind}-{options.vertices}-{partitions}-{order}"
     artifact = prepared(graph, path, partitions=partitions, chunks=64, order=order)
@@ -151,7 +144,6 @@ def prepare(
     right = reference_of(model)
     system = make_system(ordered(right))
     reference = right.label, [system.step() for _ in range(CHECKED)]
-    saving, share = strategy
     budget = None
     if share is not None:
         whole = make_system(ordered(Run(strategy="full")))

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import hongtu
 from experiments.options import make_parser
-from experiments.page import exponent
 from experiments.prepare import generated, prepared
-from hongtu.bench.compare import Settings, compare_orders, describe
+from experiments.readme import exponent
+from hongtu.bench.compare import Settings, compare, describe
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import UNGROUPED, Model, Run
 
@@ -40,7 +40,7 @@ def main() -> None:
         list(pool.map(partial(prepare, options.work, options.features), sorted(options.sizes, reverse=True)))
     artifacts = [hongtu.open_artifact(artifact_of(options.work, vertices)) for vertices in options.sizes]
     orders = [settings.order(artifact.path, model, Run(strategy=UNGROUPED)) for artifact in artifacts]
-    rows = compare_orders(orders, settings)
+    rows = compare(orders, settings)
     for artifact, row in zip(artifacts, rows, strict=True):
         row["counted_bytes"] = sum(row["memory"].values())
         append(options.out, machine("growth") | describe(artifact, settings) | model.to_dict() | row)
