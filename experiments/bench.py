@@ -12,9 +12,9 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.gpu_parts import Part
 from experiments.gpu_processes import run_all
 from experiments.prepare import generated, prepared, real_graph
 from hongtu.bench.baselines import missing
@@ -28,15 +28,6 @@ ARXIV = (  # model, layers, hidden columns, torch_geometric's faster form, budge
     ("sage", 3, 256, "pyg-csr", "none"),
     ("gat", 2, 128, "pyg", "none,25%"),
 )
-
-
-@dataclass(frozen=True)
-class Part:
-    """A command, and the seconds after which it is taken to hang."""
-
-    name: str
-    command: tuple[str, ...]
-    limit: int
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,7 @@ def main() -> None:
 
 def grid() -> list[tuple[int, str, int, str | None]]:
     """Partitions, model, width and budget of every configuration; every pair of graph and another appears."""
-    return [
-        (partitions, model, width, budget)
-        for partitions in (1, 4)
-        for width in WIDTHS
-        for model in MODELS
-        for budget in BUDGETS
-    ]
+    return [(m, model, width, budget) for m, width, model, budget in product((1, 4), WIDTHS, MODELS, BUDGETS)]
 
 
 def chosen(plan: ExecutionPlan) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def test_a_budget_that_does_not_fit_is_known_before_anything_starts(artifact):
 def test_a_budget_that_does_not_fit_is_a_line_and_the_others_go_on(artifact, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(compare, "in_memory_need", lambda *_: 1000)
-    monkeypatch.setattr(compare, "compare", lambda path, model, runs, *_: ran.extend(run.label for run in runs) or [])
+    monkeypatch.setattr(compare, "compare", lambda orders, *_: ran.extend(order.run.label for order in orders) or [])
     monkeypatch.setattr(bench, "_least_seconds", lambda *_: None)
     monkeypatch.setattr("hongtu.bench.records.table", lambda *_: "the others")
     options = ["--models", "gcn", "--hidden", "8", "--budgets", "none,1%"]
