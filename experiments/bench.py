@@ -12,9 +12,9 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.gpu_parts import Part
 from experiments.gpu_processes import run_all
 from experiments.prepare import generated, prepared, real_graph
 from hongtu.bench.baselines import missing
@@ -28,15 +28,6 @@ ARXIV = (  # model, layers, hidden columns, torch_geometric's faster form, budge
     ("sage", 3, 256, "pyg-csr", "none"),
     ("gat", 2, 128, "pyg", "none,25%"),
 )
-
-
-@dataclass(frozen=True)
-class Part:
-    """A command, and the seconds after which it is taken to hang."""
-
-    name: str
-    command: tuple[str, ...]
-    limit: int
 
 
 def main() -> None:
@@ -126,8 +117,8 @@ def parts(options: argparse.Namespace) -> list[Part]:
                                "full,paper,alone", "--together", *to("bench")), 360),
         Part("accuracy", hongtu("bench", citation, "--models", "sage", "--hidden", "64", "--epochs", "1",
                                 "--accuracy", "30", "--baselines", "pyg-csr", "--together", *to("bench")), 600),
-        Part("budgets", module("budgets", large, "--models", "gcn", "sage", "--hidden", "64", "--epochs", epochs,
-                               "--hardware", profile, *to("budgets")), 600),
+        Part("budgets", hongtu("bench", large, "--models", "gcn,sage", *model, "--budgets", "100%,50%,25%,10%,5%",
+                               "--hardware", profile, "--together", *to("budgets")), 600),
         Part("growth", module("growth", "--work", str(work), "--sizes", *sizes, *to("growth")), 720),
         Part("traffic", module("traffic", citation, rmat, *to("traffic")), 180),
         Part("ladder", module("ladder", str(work / f"citation-{int(SMALL * options.scale)}"), "--work",

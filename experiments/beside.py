@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.threads import OUR_POLICY
 
@@ -83,15 +84,10 @@ class Side:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, models=["gcn", "sage", "gat"], hidden=64, layers=2, rounds=9)
     parser.add_argument("other", type=Path)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--models", nargs="+", default=["gcn", "sage", "gat"])
     parser.add_argument("--shares", nargs="+", default=["none", "0.25"], help="of what is needed in memory")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     sides = [Side(checkout, SIDE, str(options.artifact.resolve())) for checkout in (HERE, options.other.resolve())]
     for model in options.models:

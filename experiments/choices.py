@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,27 +62,16 @@ def main() -> None:
 
 def grid() -> list[tuple[int, str, int, str | None]]:
     """Partitions, model, width and budget of every configuration; every pair of graph and another appears."""
-    return [
-        (partitions, model, width, budget)
-        for partitions in (1, 4)
-        for width in WIDTHS
-        for model in MODELS
-        for budget in BUDGETS
-    ]
+    return [(m, model, width, budget) for m, width, model, budget in product((1, 4), WIDTHS, MODELS, BUDGETS)]
 
 
 def chosen(plan: ExecutionPlan) -> dict[str, Any]:
     """What was decided, as numbers and names."""
     choice = plan.choice
     return {
+        **{name: getattr(choice, name) for name in ("fuse", "save", "structure", "ordered", "staging", "slab")},
         "chunks": plan.topology.chunks,
-        "fuse": choice.fuse,
-        "save": choice.save,
         "resident": sorted(choice.resident),
-        "structure": choice.structure,
-        "ordered": choice.ordered,
-        "staging": choice.staging,
-        "slab": choice.slab,
         "prunes": bool(choice.fields),
         "setup": [p.name for p in plan.passes.setup],
         "passes": [p.name for p in plan.passes.train],

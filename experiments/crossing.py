@@ -7,7 +7,6 @@ Prints a line of JSON for every epoch: its seconds, and those of what crosses be
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.graph.halo import Crossing
 from hongtu.hardware import CPU
 from hongtu.model.loss_terms import DEFAULT
@@ -56,11 +56,8 @@ def exchanges(plan: ExecutionPlan) -> Iterator[tuple[str, Crossing, str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, out=False, hidden=256, layers=2, epochs=5)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     ranks = hongtu.Ranks()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.cli.main import main as command
 from hongtu.errors import BudgetError, InputError
 from hongtu.graph.artifact import Artifact
@@ -41,11 +41,8 @@ STAND_INS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, out=False, vertices=200_000, edges=3_000_000, epochs=6)
     parser.add_argument("--graph", type=Path, help="directory in the neutral format (default: a generated graph)")
-    parser.add_argument("--vertices", type=int, default=200_000)
-    parser.add_argument("--edges", type=int, default=3_000_000)
-    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--ranks", type=int, default=1, metavar="K", help="train in K processes, beside one")
     options = parser.parse_args()
     if options.ranks < 1:
@@ -102,7 +99,9 @@ def compare(artifact: Artifact, epochs: int) -> int:
     try:
         trainer = make_trainer(artifact, budget)
     except BudgetError as error:
-        budget = smallest(error)
+        if not error.smallest:
+            raise
+        budget = error.smallest
         print(f"\nthis graph is too small for the demo's budget, a quarter of what in-memory training needs ({error})")
         print(f"the demo takes the smallest budget that works instead: {mib(budget)} per device")
         trainer = make_trainer(artifact, budget)
@@ -135,14 +134,6 @@ def losses(artifact: Artifact, launch: list[str], epochs: int) -> list[float]:
     if code := subprocess.run([sys.executable, *arguments], check=False).returncode:
         sys.exit(code)
     return [json.loads(line)["loss"] for line in (directory / "epochs.jsonl").read_text().splitlines()]
-
-
-def smallest(error: BudgetError) -> int:
-    """The budget that the planner's refusal names."""
-    named = re.search(r"smallest that works is (\d+)", str(error))
-    if named is None:
-        raise error
-    return int(named[1])
 
 
 def make_trainer(artifact: Artifact, budget: int | None) -> hongtu.Trainer:

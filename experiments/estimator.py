@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.options import make_parser
 from experiments.prepare import generated, prepared
 from hongtu.bench.compare import TOLERANCE, Settings, describe, reference_of
 from hongtu.bench.profile import measure_cpu
@@ -30,7 +31,8 @@ EPOCHS = 6  # of every configuration, in turns
 CHECKED = 2  # epochs whose losses are the reference's: the second follows from gradients
 # graph, order, partitions, model, hidden, layers, then a strategy with a share of the memory that is needed in memory:
 # two of every model, all else drawn at random once (random.Random(10))
-HELD_OUT = (
+HeldOut = tuple[str, str, int, str, int, int, tuple[str, float | None]]
+HELD_OUT: tuple[HeldOut, ...] = (
     ("rmat", "input", 1, "gcn", 92, 3, ("full", 0.45)),
     ("citation", "clusters", 2, "gcn", 44, 2, ("paper", None)),
     ("citation", "clusters", 1, "sage", 80, 3, ("full", None)),
@@ -47,15 +49,13 @@ HELD_OUT = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, vertices=60_000)
     parser.add_argument("--work", type=Path, required=True, help="keep graphs and artifacts here")
     parser.add_argument("--hardware", help="a profile that was measured before, or its name")
     parser.add_argument("--profile", type=Path, help="write the machine's profile here")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of every configuration")
-    parser.add_argument("--vertices", type=int, default=60_000)
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
-    configurations = [prepare(options, *held_out) for held_out in HELD_OUT]
+    configurations = [prepare(options, held_out) for held_out in HELD_OUT]
     if options.hardware is not None:
         profile = load_hardware(options.hardware)
     else:
@@ -129,17 +129,9 @@ class Configuration:
         )
 
 
-def prepare(
-    options: argparse.Namespace,
-    kind: str,
-    order: str,
-    partitions: int,
-    name: str,
-    hidden: int,
-    layers: int,
-    strategy: tuple[str, float | None],
-) -> Configuration:
+def prepare(options: argparse.Namespace, held_out: HeldOut) -> Configuration:
     """One of ``HELD_OUT``, checked."""
+    kind, order, partitions, name, hidden, layers, (saving, share) = held_out
     graph = generated(options.work, kind, options.vertices)
     path = options.work / f"{kind}-{options.vertices}-{partitions}-{order}"
     artifact = prepared(graph, path, partitions=partitions, chunks=64, order=order)
@@ -152,7 +144,6 @@ def prepare(
     right = reference_of(model)
     system = make_system(ordered(right))
     reference = right.label, [system.step() for _ in range(CHECKED)]
-    saving, share = strategy
     budget = None
     if share is not None:
         whole = make_system(ordered(Run(strategy="full")))

@@ -11,7 +11,6 @@ seeds, and says where the means are further apart than the larger of both deviat
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch.nn import functional
 from torch_geometric.data import Data
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 
 VERTICES, CLASSES, WIDTH = 1500, 5, 24
@@ -208,13 +208,10 @@ def ours(artifact: Any, model: nn.Module, seed: int, device_memory: str | None) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, seeds=5, device_memory="2MiB")
     parser.add_argument("--graphs", type=lambda text: text.split(","), default=list(GRAPHS))
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--device-memory", default="2MiB")
-    parser.add_argument("--out", type=Path, help="append a JSON line for each graph and model here")
     options = parser.parse_args()
     far = 0
     with tempfile.TemporaryDirectory() as folder:

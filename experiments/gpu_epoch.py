@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.baselines import MODELS, make_baseline
 from hongtu.bench.records import machine
 from hongtu.bench.spec import Model
@@ -31,12 +32,8 @@ from hongtu.plan.cost.seconds import predict_seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, out=False, model="gcn", layers=2, hidden=128, device="cuda")
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--model", default="gcn")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--epochs", type=int, default=6, help="the first and the second are not timed")
     parser.add_argument("--memory", help="budget of the device (default: none)")
     parser.add_argument("--eager", action="store_true", help="capture no pass")

@@ -23,11 +23,7 @@ MARK = "HONGTU_GPU_CHECK"  # in the environment of every part, and of what it st
 
 
 def begin(
-    command: tuple[str, ...],
-    stdout: IO[Any],
-    stderr: IO[Any],
-    more: dict[str, str] | None = None,
-    forked: bool = False,
+    command: tuple[str, ...], stdout: IO[Any], stderr: IO[Any], more: dict[str, str] | None = None, forked: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start a command in a process group of this session, so that it ends with whatever ends that.
 

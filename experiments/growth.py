@@ -10,16 +10,16 @@ constant part (threads, compiled kernels, allocators), which bends its slope at 
 
 from __future__ import annotations
 
-import argparse
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import hongtu
-from experiments.page import exponent
+from experiments.options import make_parser
 from experiments.prepare import generated, prepared
-from hongtu.bench.compare import Settings, compare_orders, describe
+from experiments.readme import exponent
+from hongtu.bench.compare import Settings, compare, describe
 from hongtu.bench.records import append, machine
 from hongtu.bench.spec import UNGROUPED, Model, Run
 
@@ -29,15 +29,10 @@ MEMORY = {"counted_bytes": "counted", "process_bytes": "of the process"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(
+        __doc__, sizes=[250_000, 500_000, 1_000_000, 2_000_000], model="gcn", features=32, hidden=32, layers=2, epochs=3
+    )
     parser.add_argument("--work", type=Path, required=True, help="keep graphs and artifacts here")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[250_000, 500_000, 1_000_000, 2_000_000])
-    parser.add_argument("--model", default="gcn")
-    parser.add_argument("--features", type=int, default=32)
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     model = Model(name=options.model, hidden=options.hidden, layers=options.layers)
     settings = Settings(epochs=options.epochs, checked=1)
@@ -45,7 +40,7 @@ def main() -> None:
         list(pool.map(partial(prepare, options.work, options.features), sorted(options.sizes, reverse=True)))
     artifacts = [hongtu.open_artifact(artifact_of(options.work, vertices)) for vertices in options.sizes]
     orders = [settings.order(artifact.path, model, Run(strategy=UNGROUPED)) for artifact in artifacts]
-    rows = compare_orders(orders, settings)
+    rows = compare(orders, settings)
     for artifact, row in zip(artifacts, rows, strict=True):
         row["counted_bytes"] = sum(row["memory"].values())
         append(options.out, machine("growth") | describe(artifact, settings) | model.to_dict() | row)

@@ -1,6 +1,6 @@
 """What each saving removes: the ladder none, +p2p, +reuse (the paper), then one saving after the other.
 
-    python -m experiments.ladder GRAPH [--partitions 4] [--layers 2] [--measure EPOCHS] [--out FILE] [--plot FILE.svg]
+    python -m experiments.ladder GRAPH [--partitions 4] [--layers 2] [--measure EPOCHS] [--out FILE]
 
 The rungs of the paper run on an artifact with 32 chunks per partition in input order, ours on one with 16 times that in
 the best order, within the device memory that the paper's plan takes. Bytes per link are planned, and with ``--measure``
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from experiments.prepare import prepared
 from hongtu.bench.records import append, host_bytes, machine
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import SAVINGS, STRATEGIES, Strategy, with_saving
-from hongtu.plan.plot import COLOURS, add_legend, make_figure, require_matplotlib, to_svg
 from hongtu.train.planning import plan_model
 
 PAPER_CHUNKS, FINER = 32, 16
@@ -37,39 +37,25 @@ PARTS = {  # phases of an epoch, as in the paper's Figure 9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, partitions=4, model="gcn", hidden=256, layers=2)
     parser.add_argument("graph", type=Path, help="neutral input directory")
     parser.add_argument("--undirected", action="store_true")
     parser.add_argument("--features", help="replace the input's features, for example random:128")
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--model", default="gcn")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--classes", type=int, help="replace the labels by random ones of so many classes")
     parser.add_argument("--measure", type=int, default=0, metavar="EPOCHS", help="train so many epochs of every rung")
     parser.add_argument("--work", type=Path, help="keep the artifacts here")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
-    parser.add_argument("--plot", type=Path, help="stacked bars of seconds (measured) or bytes (planned)")
     options = parser.parse_args()
-    if options.plot is not None:
-        require_matplotlib()
     with tempfile.TemporaryDirectory() as folder:
         rows = climb(options, options.work or Path(folder))
     print(table(options, rows))
     for row in rows:
         append(options.out, machine("ladder") | {"graph": options.graph.name} | row)
-    if options.plot is not None:
-        options.plot.write_text(picture(options, rows))
 
 
 def rungs() -> list[tuple[str, Strategy]]:
     """Name and strategy of every step, each with all savings of those before it."""
     paper = STRATEGIES["paper"]
-    steps = [
-        ("none", STRATEGIES["none"]),
-        ("+ p2p", replace(paper, reuse="p2p")),
-        ("+ reuse (paper)", paper),
-    ]
+    steps = [("none", STRATEGIES["none"]), ("+ p2p", replace(paper, reuse="p2p")), ("+ reuse (paper)", paper)]
     for name in SAVINGS:
         steps.append((name if name == "lookahead" else f"+ {name}", with_saving(steps[-1][1], name)))
     return steps
@@ -155,26 +141,6 @@ def table(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     budget = next(row["budget"] for row in reversed(rows))
     head += f"m = {options.partitions}, {budget / 2**20:.1f} MiB per device"
     return "\n".join([head, *(line(rows, row) for row in rows)])
-
-
-def picture(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
-    title = f"{options.graph.name}: {options.model}, {options.layers} layers, m = {options.partitions}"
-    parts, label = list(PARTS), "seconds per epoch"
-    heights = [row.get("parts") for row in rows]
-    if None in heights:
-        parts, label = ["load", "flush", "read", "write", "pull", "push", "topology"], "GiB per epoch, planned"
-        heights = [{link: row["bytes"][link] / 2**30 for link in parts} for row in rows]
-    figure, axes = make_figure(height=4.8)
-    base = [0.0] * len(rows)
-    for k, part in enumerate(parts):
-        own = [height[part] for height in heights]
-        axes.bar(range(len(rows)), own, bottom=base, color=COLOURS[k % len(COLOURS)], label=part)
-        base = [a + b for a, b in zip(base, own, strict=True)]
-    axes.set_xticks(range(len(rows)), [row["rung"] for row in rows], rotation=50, ha="right")
-    axes.set(ylabel=label)
-    axes.set_title(title)
-    add_legend(axes)
-    return to_svg(figure)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from experiments.papers_form import write_papers
 from experiments.preprocess_rates import command
 from hongtu.bench.profile import disk_rate
@@ -50,24 +51,16 @@ MEMBERS, REMOTE, CLASSES = 4096, 0.05, 8  # of a community; share of edges from 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(
+        __doc__, vertices=30_000_000, edges=400_000_000, features=128, chunks=CHUNKS, order="input", hidden=64,
+        layers=2, epochs=2, host_memory="6GiB", device_memory="512MiB",
+    )  # fmt: skip
     parser.add_argument("--work", type=Path, required=True, help="keep the artifact here, and spill here")
-    parser.add_argument("--vertices", type=int, default=30_000_000)
-    parser.add_argument("--edges", type=int, default=400_000_000)
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--chunks", type=int, default=CHUNKS)
-    parser.add_argument("--order", default="input")
     parser.add_argument("--models", nargs="*", default=["gcn", "sage"])
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--form", choices=("communities", "papers"), default="communities")
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
     parser.add_argument("--infer", action="store_true", help="run models forward only, and write what they give")
     parser.add_argument("--memory", help="of preprocessing; not set: as --host-memory")
-    parser.add_argument("--host-memory", default="6GiB")
-    parser.add_argument("--device-memory", default="512MiB")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     about = machine("larger_than_memory") | prepare(options) | disk_of(options.work)
     about |= {"host_memory": options.host_memory, "device_memory": options.device_memory}
@@ -75,10 +68,10 @@ def main() -> None:
         row = about | {"dtype": dtype} | watched(options, model, dtype, about)
         append(options.out, row)
         peaks = ", ".join(f"{phase} {peak / 2**30:.2f} GiB" for phase, peak in row["peak"].items())
-        moved = (row[key]["epoch"] / 2**30 for key in ("disk_bytes", "predicted_disk_bytes"))
-        text = f"{{}}, {{}}: {{}} s {'in all' if options.infer else 'an epoch'}, "
-        text += "{:.3f} GiB on the disk link (predicted {:.3f}); peaks: {}"
-        print(text.format(model, dtype, row["seconds"], *moved, peaks), flush=True)
+        moved, predicted = (row[key]["epoch"] / 2**30 for key in ("disk_bytes", "predicted_disk_bytes"))
+        of = "in all" if options.infer else "an epoch"
+        print(f"{model}, {dtype}: {row['seconds']} s {of}, {moved:.3f} GiB on the disk link (predicted {predicted:.3f})"
+              f"; peaks: {peaks}", flush=True)  # fmt: skip
 
 
 def prepare(options: argparse.Namespace) -> dict[str, Any]:
@@ -223,29 +216,20 @@ class Watch:
         return 0
 
 
-def begun(there: Any, artifact: hongtu.Artifact, options: dict[str, Any], model: str) -> Any:
-    """The layers of a run, which plans from now on."""
+def begun(there: Any, artifact: hongtu.Artifact, options: dict[str, Any], model: str) -> tuple[Any, dict[str, Any]]:
+    """The layers of a run, which plans from now on, and its limits."""
     torch.manual_seed(0)
     layers = build_layers(model, artifact.feature_width, options["hidden"], artifact.num_classes, options["layers"])
     there.send(("planning", {}))
-    return layers
+    return layers, {name: options[name] for name in ("device_memory", "host_memory")} | {"spill": str(options["work"])}
 
 
 def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
     """In the other process: says with which phase it begins, and what it found in the one before."""
-    artifact, epochs, work = hongtu.open_artifact(options["artifact"]), [], str(options["work"])
-    layers = begun(there, artifact, options, model)
+    artifact, epochs = hongtu.open_artifact(options["artifact"]), []
+    layers, limits = begun(there, artifact, options, model)
     start = time.perf_counter()
-    trainer = hongtu.Trainer(
-        artifact,
-        layers,
-        device_memory=options["device_memory"],
-        host_memory=options["host_memory"],
-        spill=work,
-        host_dtype=dtype,
-        gradient_dtype=dtype,
-        on_oom="replan",
-    )
+    trainer = hongtu.Trainer(artifact, layers, host_dtype=dtype, gradient_dtype=dtype, on_oom="replan", **limits)
     plan, planned = trainer.plan, time.perf_counter() - start
     predicted = {"setup": plan.setup_traffic.bytes["disk"], "epoch": plan.bytes["disk"]}
     seconds = predict_seconds(plan, replace(CPU, disk_link=disk["disk_link"]))
@@ -257,8 +241,7 @@ def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dic
     }  # fmt: skip
     there.send(("set-up", facts))
     for _ in range(options["epochs"]):
-        record = trainer.train_epoch()
-        epochs.append(record)
+        epochs.append(trainer.train_epoch())
         assert trainer.setup is not None
         there.send(("epochs", {"setup_seconds": round(trainer.setup.seconds, 1)}))
     counted = {"setup": trainer.setup.bytes["disk"], "epoch": epochs[-1].bytes["disk"]}
@@ -276,18 +259,17 @@ def train(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dic
 
 def infer(there: Any, options: dict[str, Any], model: str, dtype: str, disk: dict[str, Any]) -> None:
     """The same for what a model gives."""
-    artifact, work = hongtu.open_artifact(options["artifact"]), options["work"]
-    layers = begun(there, artifact, options, model)
+    artifact = hongtu.open_artifact(options["artifact"])
+    layers, limits = begun(there, artifact, options, model)
     start = time.perf_counter()
-    budgets = {"device_memory": options["device_memory"], "host_memory": options["host_memory"], "spill": str(work)}
-    inference = hongtu.Inference(artifact, layers, host_dtype=dtype, **budgets)
+    inference = hongtu.Inference(artifact, layers, host_dtype=dtype, **limits)
     plan, planned = inference.plan, time.perf_counter() - start
     facts = {
         "inference": True, "planning_seconds": round(planned, 1), "planned_bytes": plan.peak_bytes,
         "predicted_disk_bytes": {"epoch": plan.bytes["disk"]}, "groups": plan.topology.chunks,
     }  # fmt: skip
     there.send(("epochs", facts))
-    inference.predict(out=work / "predicted.npy")
+    inference.predict(out=options["work"] / "predicted.npy")
     record = inference.record
     assert record is not None
     facts = {

@@ -10,7 +10,6 @@ vertices without a split get one at random. What is in FILE already is not train
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine, read
 from hongtu.errors import BudgetError
 from hongtu.nn import GCNConv
@@ -105,12 +105,10 @@ def trained(artifact: hongtu.Artifact, graph: Graph, epochs: int, seed: int, opt
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, seeds=10)
     parser.add_argument("--data", type=Path, default=os.environ.get("HONGTU_DATA"))
     parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
-    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, help="instead of each graph's")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     rows = read(options.out) if options.out is not None and options.out.exists() else []
     about = machine("narrow_rows")

@@ -6,31 +6,12 @@ python -m experiments.page DIR -o FILE.html [--title TITLE]
 from __future__ import annotations
 
 import argparse
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hongtu.bench.records import BUSY
-from hongtu.bench.report.page import (
-    ACCURACY,
-    BENCH,
-    LINK,
-    LOSS,
-    OTHERS,
-    PROCESS,
-    RUN,
-    SECONDS,
-    Section,
-    collect,
-    graph_and_model,
-    logarithmic,
-    model_of,
-    render,
-    settings_of,
-)
+from experiments import readme
+from hongtu.bench.report import page as report
 from hongtu.plan import plot
 from hongtu.plan.plot import COLOURS, add_legend, make_figure, to_svg
 
@@ -43,27 +24,20 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--title", default="hongtu, measured")
     options = parser.parse_args()
-    results = collect(options.results, SECTIONS)
-    options.out.write_text(render(results, options.title, settings_of(options.results), SECTIONS), "utf-8")
+    results = with_budgets(report.collect(options.results, SECTIONS))
+    options.out.write_text(
+        report.render(results, options.title, report.settings_of(options.results), SECTIONS), "utf-8"
+    )
     print(f"{options.out}: {', '.join(f'{len(rows)} rows of {name}' for name, rows in results.items())}")
 
 
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of a straight line through the logarithms, by least squares.
-
-    >>> round(exponent([1, 2, 4], [3, 6, 12]), 6)
-    1.0
-    """
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
-
-
-def largest_step(values: Sequence[float]) -> float:
-    """The most that one value is over the one before it.
-
-    >>> largest_step([1.0, 1.5, 1.2, 1.8])
-    1.5
-    """
-    return max((after / before for before, after in itertools.pairwise(values)), default=1.0)
+def with_budgets(results: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of a model that `hongtu bench` ran in shares of its memory alone are those of a section of their own."""
+    rows = results.get("bench", [])
+    others = {report.graph_and_model(row) for row in rows if row.get("share") is None}
+    budgets = [row for row in rows if report.graph_and_model(row) not in others]
+    kept = {"bench": [row for row in rows if row not in budgets], "budgets": results.get("budgets", []) + budgets}
+    return {name: found for name, found in (results | kept).items() if found}
 
 
 def ladder(rows: Rows) -> str:
@@ -104,13 +78,13 @@ def growth(rows: Rows) -> str:
     vertices = [row["vertices"] for row in rows]
     for axes, key, unit, scale in zip(both, ("seconds", "counted_bytes"), ("seconds", "GiB"), (1, 2**30), strict=True):
         values = [row[key] / scale for row in rows]
-        slope = exponent(vertices, values)
+        slope = readme.exponent(vertices, values)
         axes.loglog(vertices, values, "o", color=COLOURS[0])
         fitted = [values[0] * (v / vertices[0]) ** slope for v in vertices]
         axes.loglog(vertices, fitted, "-", color="#8a8a8a", label=f"exponent {slope:.3f}")
         axes.set_xticks(vertices, [f"{v / 1e6:g}M" for v in vertices])
         axes.minorticks_off()
-        logarithmic(axes, "y")
+        report.logarithmic(axes, "y")
         what = f"{unit} of one epoch" if key == "seconds" else f"{unit}, peak"
         axes.set(xlabel="vertices (15 edges each)", ylabel=what)
         add_legend(axes)
@@ -124,45 +98,24 @@ def estimates(rows: Rows) -> str:
     ends = [min(measured + predicted) / 1.3, max(measured + predicted) * 1.3]
     axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], color="#8a8a8a", alpha=0.3, label="15%")
     axes.loglog(ends, ends, color="#8a8a8a", linewidth=1)
-    logarithmic(axes, "x")
-    logarithmic(axes, "y")
+    report.logarithmic(axes, "x")
+    report.logarithmic(axes, "y")
     axes.loglog(measured, predicted, "o", color=COLOURS[0], label="held-out configurations")
     axes.set(xlabel="measured seconds of one epoch", ylabel="predicted", xlim=ends, ylim=ends)
     add_legend(axes)
     return to_svg(figure)
 
 
-def _growth_summary(rows: Rows) -> str:
-    vertices = [row["vertices"] for row in rows]
-    seconds, memory = (exponent(vertices, [row[key] for row in rows]) for key in ("seconds", "counted_bytes"))
-    disturbed = sum(row["others"] > BUSY for row in rows)
-    more = f" Other work disturbed {disturbed} of {len(rows)} sizes." if disturbed else ""
-    return f"Epoch time grows with |V| to the power of {seconds:.3f}, peak memory to the power of {memory:.3f}.{more}"
-
-
-def _budget_summary(rows: Rows) -> str:
-    steps = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = sorted((row for row in rows if row["model"] == model), key=lambda row: -row["share"])
-        steps.append(f"{model} {largest_step([row['seconds'] for row in own]):.2f}x")
-    return f"The largest step from one budget to the next smaller one: {', '.join(steps)}."
-
-
-def _estimate_summary(rows: Rows) -> str:
-    quiet = [abs(row["error"]) for row in rows if row["others"] <= BUSY]
-    if not quiet:
-        return "Other work took part of the machine in every measurement: nothing can be said."
-    disturbed = f" Other work disturbed {len(rows) - len(quiet)} more." if len(quiet) < len(rows) else ""
-    return (
-        f"Largest error on {len(quiet)} configurations that the profile has not seen, drawn at random on generated "
-        f"graphs: {max(quiet):.1%}.{disturbed}"
-    )
+def said(say: Callable[[list[dict[str, Any]]], list[str]]) -> Callable[[Rows], str]:
+    """What the README says of the rows, if anything."""
+    nothing = "Nothing can be said: other work took part of the machine, or there are too few rows."
+    return lambda rows: " ".join(say([*rows])) or nothing
 
 
 SECTIONS = (
-    BENCH,
-    ACCURACY,
-    Section(
+    report.BENCH,
+    report.ACCURACY,
+    report.Section(
         name="ladder",
         heading="What each saving removes",
         intro="Bytes over the host link per epoch, from the paper's baseline through each saving on top of those "
@@ -172,7 +125,7 @@ SECTIONS = (
         ),
         figures=((ladder, "Bytes over the host link, saving by saving"),),
     ),
-    Section(
+    report.Section(
         name="traffic",
         heading="Rows loaded against cache size",
         intro="Rows of one pass that come from the host, over the number of vertices, for every cache size; dotted: "
@@ -184,41 +137,41 @@ SECTIONS = (
         ),
         figures=((traffic, "Rows loaded per pass against cache slots"),),
     ),
-    Section(
+    report.Section(
         name="budgets",
         heading="Time against budget",
         intro="The same training in ever smaller device memory, as shares of what hongtu needs when nothing limits it.",
-        columns=(("memory", "{share:.0%}"), *SECONDS, ("MiB", "{budget:,.1f}"), LINK, LOSS),
+        columns=(("memory", "{share:.0%}"), *report.SECONDS, ("MiB", "{budget:,.1f}"), report.LINK, report.LOSS),
         figures=((budgets, "Seconds of an epoch against device memory"),),
-        summary=_budget_summary,
-        about=graph_and_model,
+        summary=said(readme.budgets),
+        about=report.graph_and_model,
     ),
-    Section(
+    report.Section(
         name="growth",
         heading="Growth",
         intro="Generated citation graphs with 15 edges a vertex, one chunk per so many vertices, without a limit. "
         "Memory is what the run counts, host and device; the process holds some 200 MiB of compiled code beside it.",
         columns=(
-            ("vertices", "{vertices:,}"), ("edges", "{edges:,}"), ("chunks", "{chunks}"), *SECONDS,
-            ("MiB counted", "{counted_bytes:,.0f}"), ("MiB of the process", PROCESS), LOSS,
+            ("vertices", "{vertices:,}"), ("edges", "{edges:,}"), ("chunks", "{chunks}"), *report.SECONDS,
+            ("MiB counted", "{counted_bytes:,.0f}"), ("MiB of the process", report.PROCESS), report.LOSS,
         ),
         figures=((growth, "Seconds of an epoch and peak memory against the number of vertices"),),
-        summary=_growth_summary,
-        about=model_of,
+        summary=said(readme.growth),
+        about=report.model_of,
     ),
-    Section(
+    report.Section(
         name="estimator",
         heading="Predicted and measured seconds",
         intro="The profile is measured on this machine (hongtu doctor --measure) and has seen none of these graphs, "
         "models and budgets.",
         columns=(
             ("configuration", "{label}"), ("measured", "{seconds:.3f}"), ("predicted", "{predicted_seconds:.3f}"),
-            ("error", "{error:+.1%}"), OTHERS,
+            ("error", "{error:+.1%}"), report.OTHERS,
         ),
         figures=((estimates, "Predicted against measured seconds of an epoch"),),
-        summary=_estimate_summary,
+        summary=said(readme.estimator),
     ),
-    Section(
+    report.Section(
         name="paper",
         heading="The paper, table by table",
         intro="The forms of the HongTu paper's tables and figures on our graphs. A published number stands beside ours "
@@ -228,7 +181,7 @@ SECTIONS = (
             ("published", "{published}"), ("source or remark", "{remark}"),
         ),
     ),
-    RUN,
+    report.RUN,
 )  # fmt: skip
 
 

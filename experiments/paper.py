@@ -20,7 +20,6 @@ from typing import Any
 
 from experiments import mg_gcn
 from experiments.cells import FULL, HERE, SYSTEM, Cells, beside, cell
-from experiments.duplicates import duplicates, replication
 from experiments.prepare import generated, real_graph
 from experiments.published import (
     LARGE,
@@ -36,6 +35,7 @@ from experiments.published import (
     tiny_plan,
     widths_of,
 )
+from experiments.rows_loaded import duplicates, replication
 from experiments.rows_loaded import read as read_graph
 from hongtu.bench.records import BUSY, append, machine, read
 from hongtu.hardware import A100X4

@@ -18,24 +18,18 @@ import numpy as np
 import torch
 
 import hongtu
+from experiments.options import make_parser
+from experiments.rows_loaded import partitioned, read
 from hongtu.bench.records import append, machine
 from hongtu.model.named import build_layers
 from hongtu.plan.passes.strategy import STRATEGIES
-from hongtu.preprocess import csc, partition
-from hongtu.preprocess.csc import coalesce
-from hongtu.preprocess.parts import kaminpar_installed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, features="random:128", hidden=256, layers=2, epochs=5)
     parser.add_argument("graph", type=Path, help="neutral input directory")
     parser.add_argument("--share", type=float, default=0.01, help="of the vertices that carry a label")
-    parser.add_argument("--features", default="random:128")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--undirected", action="store_true")
-    parser.add_argument("--out", type=Path, help="append a JSON line here")
     options = parser.parse_args()
     row = machine("prune") | compare(options)
     print(
@@ -48,11 +42,11 @@ def main() -> None:
 def compare(options: argparse.Namespace) -> dict:
     edges = np.load(options.graph / "edges.npy")
     labels = np.load(options.graph / "labels.npy")
-    num_vertices = len(labels)
-    train = cluster(edges, num_vertices, options.share, options.undirected)
+    part = partitioned(read(options.graph, options.undirected), max(2, round(1 / options.share)), seed=0)
+    train = np.isin(np.arange(len(labels)), np.flatnonzero(part == 0))
     with tempfile.TemporaryDirectory() as folder:
         artifact = hongtu.preprocess_graph(
-            edges, num_vertices, Path(folder) / "artifact", features=options.features, labels=labels,
+            edges, len(labels), Path(folder) / "artifact", features=options.features, labels=labels,
             masks={"train": train}, partitions=1, chunks=64, undirected=options.undirected, order="input",
         )  # fmt: skip
         runs = {}
@@ -74,18 +68,6 @@ def compare(options: argparse.Namespace) -> dict:
         "vertices": [int(plan.view(p).num_dst.sum()) for p in plan.passes.train],
         **{name: statistics.median(record.seconds for record in found[1:]) for name, found in records.items()},
     }
-
-
-def cluster(edges: np.ndarray, num_vertices: int, share: float, undirected: bool) -> np.ndarray:
-    """bool [V]: one of ``1 / share`` parts of a partition."""
-    graph = csc.build_csc(edges[0], edges[1], num_vertices, undirected=undirected)
-    if undirected:
-        graph = csc.Csc(*coalesce(*graph)[:2])
-    everyone = np.ones(num_vertices, dtype=bool)
-    name = "kaminpar" if kaminpar_installed() else "metis"
-    arrays = graph.in_edge_start, graph.source
-    part = partition.partition_vertices(name, *arrays, max(2, round(1 / share)), train_mask=everyone, seed=0)
-    return part == 0
 
 
 if __name__ == "__main__":

@@ -229,10 +229,7 @@ def errors(hardware: Hardware, *, of_held_out: bool) -> np.ndarray:
 
 # What is fitted of a nominal profile, and from where to where: a link is no faster than PCIe 4.0 x16, a product no
 # faster than TF32, which torch 1.9 has on.
-FITTED = {
-    "host_link": (5e9, 26e9),
-    "flops": (10e12, 156e12),
-}
+FITTED = {"host_link": (5e9, 26e9), "flops": (10e12, 156e12)}
 
 
 def fit(hardware: Hardware) -> Hardware:

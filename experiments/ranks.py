@@ -10,13 +10,13 @@ what goes into its product and what comes out, the features too; backward, the g
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.graph.artifact import Artifact
 from hongtu.hardware import CPU
@@ -33,12 +33,9 @@ DEPTHS = (2, 3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, ranks=4, hidden=256)
     parser.add_argument("artifacts", nargs="+", type=Path)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--network-link", type=float, default=1e9, help="bytes per second")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     for path in options.artifacts:
         artifact = hongtu.open_artifact(path)

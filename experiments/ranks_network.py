@@ -1,13 +1,12 @@
 """Ranks on a slow network: hosts are network namespaces whose links are limited in both directions. Linux, as root.
 
     python -m experiments.ranks_network ARTIFACT [--rate 20] [--hidden 256] [--layers 2 3] [--ranks-of-host 1]
-        [--systems ring cache comm hybrid routes] [--equal] [--out FILE.jsonl]
+        [--systems sar cache comm hybrid routes] [--equal] [--out FILE.jsonl]
 
-ARTIFACT has one partition a rank. GCN by every ``--dependencies``, by SAR's rounds (``experiments.ring``), by SAR
-itself (``sar``), and by ``comm`` with a topology file that says who shares a host (``routes``), one after the other;
-each rank has one core, which it shares where there are more ranks than cores. Seconds are the median epoch's of rank
-0, the first left out; the first loss must agree. ``--equal``: what crosses takes as long as the passes that it
-crosses beside.
+ARTIFACT has one partition a rank. GCN by every ``--dependencies``, by SAR (``sar``), and by ``comm`` with a topology
+file that says who shares a host (``routes``), one after the other; each rank has one core, which it shares where there
+are more ranks than cores. Seconds are the median epoch's of rank 0, the first left out; the first loss must agree.
+``--equal``: what crosses takes as long as the passes that it crosses beside.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import Any
 
 import hongtu
 from experiments.crossing import crossing_bytes, exchanges, plans_of
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.hardware import CPU
 from hongtu.train.ranked import DEPENDENCIES
@@ -37,7 +37,7 @@ TICKS = 250  # in a second
 MASTER, PORT = "10.77.0.1", 29500
 LIMIT = 1800  # seconds that a run may take
 FREE = 100_000.0  # megabits per second, which is no limit here
-MODULES = {"ring": "experiments.ring", "sar": "experiments.sar", "alone": "experiments.crossing"}
+MODULES = {"sar": "experiments.sar", "alone": "experiments.crossing"}
 
 
 @contextmanager
@@ -95,16 +95,10 @@ def started(names: list[str], ranks_of_host: int, words: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, hidden=256, layers=[2, 3], epochs=4, ranks_of_host=1, systems=[*DEPENDENCIES])
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--rate", type=float, default=20.0, help="megabits per second of each host's link")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--ranks-of-host", type=int, default=1)
-    parser.add_argument("--systems", nargs="+", default=["ring", *DEPENDENCIES])
     parser.add_argument("--equal", action="store_true", help="what crosses takes as long as what is computed")
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     for layers in options.layers:
         if options.equal:

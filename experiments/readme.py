@@ -8,13 +8,16 @@ What stands between ``<!-- measured -->`` and ``<!-- /measured -->`` is replaced
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.page import exponent, largest_step
+import numpy as np
+
 from hongtu.bench.records import BUSY, read
 from hongtu.plan.passes.strategy import SAVINGS
 
@@ -78,25 +81,32 @@ def _item(line: str) -> str:
     return textwrap.fill(line, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The slope of a straight line through the logarithms, by least squares.
+
+    >>> round(exponent([1, 2, 4], [3, 6, 12]), 6)
+    1.0
+    """
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def largest_step(values: Sequence[float]) -> float:
+    """The most that one value is over the one before it.
+
+    >>> largest_step([1.0, 1.5, 1.2, 1.8])
+    1.5
+    """
+    return max((after / before for before, after in itertools.pairwise(values)), default=1.0)
+
+
 def lines(results: Path) -> list[str]:
     """One line per claim, each from the rows that show it."""
-    bench = read(results / "bench" / "bench.jsonl")
-    return [
-        line
-        for rows, say in (
-            (bench, systems),
-            (read(results / "bench" / "budgets.jsonl"), budgets),
-            (read(results / "bench" / "growth.jsonl"), growth),
-            (read(results / "bench" / "estimator.jsonl"), estimator),
-            (read(results / "ladder.jsonl"), ladder),
-            (read(results / "rows_loaded.jsonl"), rows_loaded),
-            (read(results / "bench" / "paper.jsonl"), paper),
-            (read(results / "prune.jsonl"), prune),
-            (read(results / "preprocess_rates.jsonl"), preprocess_rates),
-        )
-        if rows
-        for line in say(rows)
-    ]
+    claims = (
+        ("bench/bench", systems), ("bench/budgets", budgets), ("bench/growth", growth), ("bench/estimator", estimator),
+        ("ladder", ladder), ("rows_loaded", rows_loaded), ("bench/paper", paper), ("prune", prune),
+        ("preprocess_rates", preprocess_rates),
+    )  # fmt: skip
+    return [line for name, say in claims if (rows := read(results / f"{name}.jsonl")) for line in say(rows)]
 
 
 def systems(rows: list[Row]) -> list[str]:

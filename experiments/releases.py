@@ -24,6 +24,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.cli.stopping import stoppable
 
@@ -33,14 +34,9 @@ BUDGETS = (None, "25%")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, vertices=100_000, epochs=5, rounds=3, models=["gcn", "sage", "gat"])
     parser.add_argument("revision", help="a commit or a tag of this repository")
-    parser.add_argument("--vertices", type=int, default=100_000)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--models", nargs="+", default=["gcn", "sage", "gat"])
     parser.add_argument("--busy", action="store_true", help="judge by processor seconds")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with stoppable(), tempfile.TemporaryDirectory() as work:
         rows = measured(options, Path(work))

@@ -10,13 +10,13 @@ All rows are over |V|; the plans are the ones that training runs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
 
 import numpy as np
 
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.errors import BudgetError
 from hongtu.graph.topology import Topology, build_topology
@@ -27,16 +27,14 @@ from hongtu.preprocess.csc import coalesce
 
 PAPER_CHUNKS = 32
 FINER = (1, 2, 4, 8, 16)
+PARTS, DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 512), 4  # of the paper's Tables 3 and 8
 PROFILES = {name: load_hardware(name) for name in ("a100x4", "h200", "cpu")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, devices=[1, 4], seed=0)
     parser.add_argument("graphs", nargs="+", type=Path, help="directories with edges.npy")
     parser.add_argument("--undirected", action="store_true")
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     for path in options.graphs:
         graph = read(path, options.undirected)
@@ -61,8 +59,7 @@ def measure(graph: csc.Csc, m: int, seed: int) -> dict:
     v = len(graph.in_edge_start) - 1
     edges = (graph.in_edge_start, graph.source)
     start = time.perf_counter()
-    everyone = np.ones(v, dtype=bool)
-    part = partition.partition_vertices("metis", *edges, m, train_mask=everyone, seed=seed)
+    part = partitioned(graph, m, seed)
     partition_seconds = time.perf_counter() - start
     plain = topology(graph, *order.order_vertices("input", *edges, part, m, PAPER_CHUNKS, seed)[:2], m)
     paper = min(paper_plans(plain, m), key=lambda plan: plan.rows_loaded)
@@ -141,6 +138,46 @@ def paper_plans(chunks: Topology, m: int) -> list[TransferPlan]:
     algorithm_4 = reorganize.reorganize(chunks.source_start, chunks.sources, m, chunks.num_vertices)
     schedules = (input_schedule(m, PAPER_CHUNKS), algorithm_4)
     return [plan_transfers(chunks, schedule, "paper") for schedule in schedules]
+
+
+def replication(graph: csc.Csc, seed: int) -> dict[int, float]:
+    """Table 3, alpha for each number of chunks, in two levels: METIS partitions, one for each of ``DEVICES`` devices or
+    of fewer where there are fewer chunks, then chunks of them; at m n chunks it is Table 8's V_ori."""
+    alphas = {}
+    for parts in PARTS:
+        devices = min(parts, DEVICES)
+        chunks = chunked(graph, devices, parts // devices, seed)
+        alphas[parts] = len(chunks.sources) / chunks.num_vertices
+    return alphas
+
+
+def duplicates(graph: csc.Csc, seed: int) -> dict[str, dict[str, float]]:
+    """Table 8: V_ori over |V| and the shares of it that deduplication removes, by schedule: between devices (V_ori -
+    V_+p2p) and between adjacent batches (V_+p2p - V_+ru)."""
+    chunks = chunked(graph, DEVICES, PAPER_CHUNKS, seed)
+    sets = (chunks.source_start, chunks.sources)
+    schedules = {
+        "input": input_schedule(DEVICES, PAPER_CHUNKS),
+        "Algorithm 4": reorganize.reorganize(*sets, DEVICES, chunks.num_vertices),
+    }
+    shares = {}
+    for name, schedule in schedules.items():
+        counted = reorganize.count_volume(*sets, chunks.partition_start, schedule)
+        shares[name] = {
+            "v_ori": counted.v_ori / chunks.num_vertices,
+            "between_devices": (counted.v_ori - counted.v_p2p) / counted.v_ori,
+            "between_batches": (counted.v_p2p - counted.v_ru) / counted.v_ori,
+        }
+    return shares
+
+
+def partitioned(graph: csc.Csc, m: int, seed: int) -> np.ndarray:
+    everyone = np.ones(len(graph.in_edge_start) - 1, dtype=bool)
+    return partition.partition_vertices("metis", *graph, m, train_mask=everyone, seed=seed)
+
+
+def chunked(graph: csc.Csc, m: int, n: int, seed: int) -> Topology:
+    return topology(graph, *order.order_vertices("input", *graph, partitioned(graph, m, seed), m, n, seed)[:2], m)
 
 
 def table(row: dict) -> str:

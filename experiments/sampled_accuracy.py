@@ -9,7 +9,6 @@ the artifacts, which `hongtu bench` takes, too. ogbn-arxiv is here without its f
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from torch_geometric.data import Data, TensorAttr
 from torch_geometric.nn import GraphSAGE
 
 import hongtu
+from experiments.options import make_parser
 from experiments.prepare import real_graph
 from hongtu.bench.baselines import REMEDY, edge_index, importable
 from hongtu.bench.records import append, machine
@@ -64,11 +64,9 @@ RECIPES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, seeds=5)
     parser.add_argument("--graphs", type=lambda text: text.split(","), default=list(RECIPES))
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--work", type=Path)
-    parser.add_argument("--out", type=Path, help="append a JSON line for each graph here")
     options = parser.parse_args()
     loaders = ["hongtu"] + ["torch_geometric"] * (importable("torch_sparse") or importable("pyg_lib"))
     if len(loaders) == 1:

@@ -20,21 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.records import append, machine
 from hongtu.pyg import NeighborLoader
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, window=16, cache_memory="256MiB", hidden=64, epochs=2)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--fanouts", type=lambda text: [int(word) for word in text.split(",")], default=[15, 10])
     parser.add_argument("--batch-size", type=int, default=1024, help="of all ranks together")
-    parser.add_argument("--window", type=int, default=16)
-    parser.add_argument("--cache-memory", default="256MiB")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--out", type=Path, help="append a JSON line here")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     artifact = hongtu.open_artifact(options.artifact)

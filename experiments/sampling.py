@@ -11,7 +11,6 @@ the p-value of a chi-square test: of seven in-edges every three should be drawn 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from itertools import combinations
@@ -27,6 +26,7 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.baselines import REMEDY, edge_index, importable
 from hongtu.bench.records import append, machine
 from hongtu.graph.artifact import Artifact, open_artifact
@@ -42,12 +42,9 @@ Make = Callable[[Artifact, list[int]], Sample]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, batch_size=1024, rounds=7)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--fanouts", type=lambda text: [int(word) for word in text.split(",")], default=[15, 10])
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="append a JSON line here")
     options = parser.parse_args()
     torch.set_num_threads(1)
     artifact = open_artifact(options.artifact)

@@ -7,7 +7,6 @@ Rank 0 prints a line of JSON for every epoch.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from time import perf_counter
@@ -16,18 +15,16 @@ import torch
 import torch.distributed as dist
 
 import hongtu
+from experiments.options import make_parser
 from hongtu.bench.sar import SAR
 from hongtu.bench.spec import Model
 from hongtu.model.named import build_layers
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, out=False, hidden=256, layers=2, epochs=4)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--model", default="gcn", choices=("gcn", "sage", "gat"))
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)

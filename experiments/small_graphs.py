@@ -29,6 +29,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import hongtu
 import hongtu.nn as hnn
+from experiments.options import make_parser
 from hongtu.bench.baselines import edge_index, whole_graph
 from hongtu.bench.records import append, machine
 from hongtu.config import PreprocessConfig
@@ -123,13 +124,8 @@ def of_torch(kind: str, make: Callable[..., Whole], graph: dict[str, Any], epoch
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, graphs=["cora", "citeseer"], models=["gcn", "gat"], epochs=EPOCHS, rounds=5)
     parser.add_argument("--data", type=Path, default=os.environ.get("HONGTU_DATA"))
-    parser.add_argument("--graphs", nargs="+", default=["cora", "citeseer"])
-    parser.add_argument("--models", nargs="+", default=["gcn", "gat"])
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="append JSON lines here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for name in options.graphs:

@@ -51,11 +51,7 @@ def open_npy(file: Path, remedy: str) -> np.ndarray:
 
 
 def read_json(file: Path, remedy: str) -> Any:
-    """What a file of JSON holds.
-
-    Raises:
-        InputError: with the remedy, when it cannot be read, or is something else.
-    """
+    """What a file of JSON holds."""
     try:
         return json.loads(read_text(file))
     except OSError as error:
@@ -94,9 +90,6 @@ def check_file(file: Path, *, linked: bool) -> None:
 
     Args:
         linked: it may be a link to one, or have other names, for it is read and replaced, but not written through.
-
-    Raises:
-        InputError: naming it.
     """
     if not file.is_file() or (file.is_symlink() and not linked):
         what = "a link, which hongtu does not write through" if file.is_symlink() else "not a file"
@@ -136,11 +129,7 @@ def check_stored(file: Path) -> None:
 
 
 def check_new_directory(path: Path) -> None:
-    """Refuse a directory that exists, or that cannot be made.
-
-    Raises:
-        InputError: with the remedy.
-    """
+    """Refuse a directory that exists, or that cannot be made."""
     if os.path.lexists(path):
         raise InputError(f"{path}: already exists; choose another path or pass --force to replace it")
     parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
@@ -155,9 +144,6 @@ def check_replaceable(path: Path, what: str, mark: str, known: Callable[[Path], 
         what: such directories are called.
         mark: the file that says whose it is.
         known: the names of all that hongtu put there, by that file; None where it is not ours.
-
-    Raises:
-        InputError: with the remedy.
     """
     if path.is_symlink():
         target = os.path.realpath(path)  # of one that leads to itself, too

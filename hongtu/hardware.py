@@ -160,23 +160,13 @@ A100X4 = _gpu(
 
 # One H200. Nominal: PCIe 5.0 x16, HBM3e, arithmetic without tensor cores, 141 GB.
 H200 = _gpu(
-    name="h200",
-    host_link=45e9,
-    peer_link=450e9,
-    memory_bandwidth=4.8e12,
-    flops=67e12,
-    device_memory=141 * 10**9,
+    name="h200", host_link=45e9, peer_link=450e9, memory_bandwidth=4.8e12, flops=67e12, device_memory=141 * 10**9
 )
 
 # One RTX A5000. Not measured: PCIe 4.0 x16 at what a copy reaches, GDDR6 and float32 arithmetic as NVIDIA's data sheet
 # has them (768 GB/s, 27.8 TFLOPS, 24 GB), NVLink in one direction.
 A5000 = _gpu(
-    name="a5000",
-    host_link=22e9,
-    peer_link=56e9,
-    memory_bandwidth=768e9,
-    flops=27.8e12,
-    device_memory=24 * 2**30,
+    name="a5000", host_link=22e9, peer_link=56e9, memory_bandwidth=768e9, flops=27.8e12, device_memory=24 * 2**30
 )
 
 PROFILES = {hardware.name: hardware for hardware in (CPU, A100X4, A5000, H200)}

@@ -57,9 +57,6 @@ def check_host(needed: int) -> None:
 
     Args:
         needed: bytes of vertex tensors, and of devices that are the host's own memory.
-
-    Raises:
-        InputError: with the bytes needed and those available.
     """
     available = available_bytes()
     if available is not None and needed > available:
@@ -76,9 +73,6 @@ def check_disk(directory: str | os.PathLike[str], needed: int, *, make: bool = F
     Args:
         needed: bytes that will lie there.
         make: make it, where it is not there.
-
-    Raises:
-        InputError: with the bytes needed and those that are free.
     """
     if not isinstance(directory, str | os.PathLike) or directory == "":
         raise InputError(f"spill: found {directory!r}, expected the path of a directory")

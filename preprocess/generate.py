@@ -15,16 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hongtu import files
 from hongtu.errors import InputError, note
-from hongtu.files import (
-    check_new_directory,
-    check_replaceable,
-    create_array,
-    read_json,
-    replace_directory,
-    sync,
-    whole_directory,
-)
 from hongtu.preprocess import graph_models
 
 LABEL_NOISE = 0.08  # share of vertices whose label is drawn anew, so that no model reaches 1.0
@@ -32,11 +24,7 @@ SIGNAL = 1.5  # length of a class's mean feature vector; the noise has unit vari
 GENERATOR, META = "hongtu generate", "meta.json"
 FILES = ("edges.npy", "features.npy", "labels.npy", "train_mask.npy", "val_mask.npy", "test_mask.npy")
 BLOCK_ELEMENTS = 1 << 22
-KINDS = {
-    "citation": graph_models.citation,
-    "rmat": graph_models.rmat,
-    "web": graph_models.web,
-}
+KINDS = {"citation": graph_models.citation, "rmat": graph_models.rmat, "web": graph_models.web}
 
 
 def generate(
@@ -74,13 +62,13 @@ def generate(
     def check() -> None:
         if force and os.path.lexists(path):
             ours = FILES if _meta(path).get("generator") == GENERATOR else None
-            check_replaceable(path, "generated graphs", META, lambda file: ours)
+            files.check_replaceable(path, "generated graphs", META, lambda file: ours)
         else:
-            check_new_directory(path)
+            files.check_new_directory(path)
 
     check()
     rng = np.random.default_rng((seed, sorted(KINDS).index(kind)))
-    with whole_directory(path) as partial:
+    with files.whole_directory(path) as partial:
         edge_list, labels = KINDS[kind](vertices, edges, classes, rng)
         noisy = rng.random(vertices) < LABEL_NOISE
         labels[noisy] = rng.integers(0, classes, int(noisy.sum()))
@@ -90,8 +78,8 @@ def generate(
         _write_features(partial / "features.npy", labels, features, classes, rng)
         (partial / META).write_text(json.dumps(meta, indent=1) + "\n", "utf-8")
         for name in (*FILES, META):
-            sync(partial / name)
-        replace_directory(partial, path, check)
+            files.sync(partial / name)
+        files.replace_directory(partial, path, check)
     return path
 
 
@@ -115,7 +103,7 @@ def _check_arguments(kind: str, vertices: int, edges: int, features: int, classe
 def _meta(path: Path) -> dict[str, Any]:
     """The meta.json of a directory, or nothing."""
     with suppress(InputError):
-        if isinstance(meta := read_json(path / META, ""), dict):
+        if isinstance(meta := files.read_json(path / META, ""), dict):
             return meta
     return {}
 
@@ -133,7 +121,7 @@ def _write_features(file: Path, labels: np.ndarray, width: int, classes: int, rn
     """float32 [V, F]: the class mean (a random vector of length ``SIGNAL``) plus unit noise."""
     mean = rng.standard_normal((classes, width)).astype(np.float32)
     mean *= SIGNAL / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-6)
-    features = create_array(file, np.float32, (len(labels), width))
+    features = files.create_array(file, np.float32, (len(labels), width))
     step = max(1, BLOCK_ELEMENTS // width)
     for lo in range(0, len(labels), step):
         block = features[lo : lo + step]

@@ -23,7 +23,6 @@ def predicted_peak(
     """A bound on the anonymous memory of a run, in bytes; what is mapped from files comes on top and gives way.
 
     Args:
-        num_vertices, num_edges: V and E.
         partitioner: a name of the registry; "" where there is one partition.
         orders: the orders that are tried.
         lean: edges have nothing beside them, and go one way.
@@ -48,11 +47,7 @@ def room_for_blocks(memory: str | None, num_vertices: int) -> int | None:
 
 
 def check_limit(memory: str | None, predicted: int, smallest: int) -> None:
-    """Refuse a run that could take more than it may.
-
-    Raises:
-        InputError: with the bytes, and the options that take the least.
-    """
+    """Refuse a run that could take more than it may."""
     if memory is not None and predicted > parse_bytes(memory, "memory"):
         less = f", or pass --partitioner streaming --order input, which takes {smallest}" * (smallest < predicted)
         raise InputError(f"memory is {memory}, preprocessing takes up to {predicted} bytes; give more{less}")

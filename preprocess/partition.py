@@ -132,11 +132,7 @@ def random_partition(
 def weighted_partition(
     library: str, in_edge_start: np.ndarray, source: np.ndarray, partitions: int, *, train_mask: np.ndarray, seed: int
 ) -> np.ndarray:
-    """The library's partition of every vertex, int32 [V]; the same seed gives the same partition.
-
-    Raises:
-        InputError: when the library is not installed or its integers are too small for the graph.
-    """
+    """The library's partition of every vertex, int32 [V]; the same seed gives the same partition."""
     weights = vertex_weights(np.diff(in_edge_start), train_mask)
     return cut_graph(library, *symmetric_neighbours(in_edge_start, source), partitions, seed, weights)
 
@@ -234,9 +230,6 @@ def read_partition(source: Any) -> tuple[np.ndarray, str]:
     Args:
         source: integers [V], or the path of a .npy file of such, or of text with one integer a line, as METIS writes
             ``graph.part.8``.
-
-    Raises:
-        InputError: when it is no such thing.
     """
     if not isinstance(source, str | Path):
         found, name = as_array("partitioner", source), "partitioner"
@@ -254,11 +247,7 @@ def read_partition(source: Any) -> tuple[np.ndarray, str]:
 
 
 def check_partition(part: np.ndarray, name: str, vertices: int, partitions: int) -> None:
-    """Refuse one of another graph, or of more partitions than there are to be.
-
-    Raises:
-        InputError: saying which.
-    """
+    """Refuse one of another graph, or of more partitions than there are to be."""
     if len(part) != vertices:
         raise InputError(f"{name}: {len(part)} vertices, the graph has {vertices}; give the partition of every vertex")
     most = int(part.max())

@@ -44,7 +44,6 @@ def run_stages(
 
     Args:
         load: reads the input, which may use a directory of its own, and tells how far it is.
-        path: of the artifact.
         files: what tells whether the input is still the same; None: the input itself, which lies in memory.
 
     Raises:

@@ -28,8 +28,6 @@ def reorganize(source_start: np.ndarray, sources: np.ndarray, partitions: int, n
     Args:
         source_start: int64 [m * n + 1].
         sources: int32 [sum |N_ij|].
-        partitions: m.
-        num_vertices: V.
 
     Returns:
         int32 [m, n]; each row is a permutation of 0..n-1. Time is O(sum over v of (batches that need v)^2).

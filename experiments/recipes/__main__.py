@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.options import make_parser
 from experiments.recipes.table import GRAPHS, RECIPES, Graph, Recipe
 from hongtu.bench.records import append, machine
 from hongtu.cli.build import make_trainer
@@ -40,20 +41,17 @@ STAND_IN_EPOCHS = 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, seeds=1, device="cpu")
     parser.add_argument("recipe", nargs="?", choices=RECIPES)
     parser.add_argument("--data", type=Path, default=os.environ.get("HONGTU_DATA"))
     parser.add_argument("--stand-in", action="store_true", help="generate a small graph, and train a few epochs")
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--device-memory", help="budget, like 2GiB")
     parser.add_argument(
         "--host-dtype", default="float32", help="bf16: rows on the host, and links, take half the bytes"
     )
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--work", type=Path, help="keep artifacts here")
     parser.add_argument("--print", metavar="ARTIFACT", dest="artifact", help="print the run file, and end")
-    parser.add_argument("--out", type=Path, help="append a JSON line here")
     options = parser.parse_args()
     if options.recipe is None:
         print("\n".join(f"{name:22}{recipe.published}" for name, recipe in RECIPES.items()))

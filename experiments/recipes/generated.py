@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
 import hongtu
+from experiments.options import make_parser
 from experiments.recipes.generated_models import CLASSES, MeshWhole, Typed, mesh_layers
 from hongtu.bench.records import append, machine
 from hongtu.host import available_bytes
@@ -43,18 +44,16 @@ TYPED = ("hgt", "sage", "rgcn")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, chunks=64)
     parser.add_argument("model", choices=["mesh", *TYPED])
     parser.add_argument("--scale", type=float, default=1.0, help="of vertices and edges")
     parser.add_argument("--share", type=float, default=0.1, help="of the memory without a limit")
     parser.add_argument("--hidden", type=int, help="columns of rows and states; default 16, of types 32")
     parser.add_argument("--steps", type=int, default=15, help="of the mesh")
     parser.add_argument("--features", type=int, default=64, help="columns of each type's features")
-    parser.add_argument("--chunks", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=3, help="of which the first is not timed")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=[*SIDES])
     parser.add_argument("--work", type=Path, help="keep the graph here")
-    parser.add_argument("--out", type=Path, help="append a JSON line here")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--budget", help=argparse.SUPPRESS)
     options = parser.parse_args()

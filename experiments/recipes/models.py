@@ -6,6 +6,7 @@ Legend: R rows, S sources, D destinations, E edges, H heads, K channels per head
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,27 +26,16 @@ def rows_between(width: int, dropout: float, norm: bool) -> list[Entry]:
     return [*([nn.BatchNorm1d(width)] if norm else []), nn.ReLU(), Dropout(dropout)]
 
 
-def stack(artifact: Artifact, layer: Any, *, dropout: float, norm: bool, width: int = 256) -> list[Entry]:
+def stack(artifact: Artifact, layer: Any, norm: bool) -> list[Entry]:
     """Three layers, as OGB's baselines have them."""
-    between = rows_between(width, dropout, norm)
-    first, last = layer(artifact.feature_width, width), layer(width, artifact.num_classes)
-    return [first, *between, layer(width, width), *rows_between(width, dropout, norm), last]
+    first, last = layer(artifact.feature_width, 256), layer(256, artifact.num_classes)
+    return [first, *rows_between(256, 0.5, norm), layer(256, 256), *rows_between(256, 0.5, norm), last]
 
 
-def arxiv_gcn(artifact: Artifact) -> list[Entry]:
-    return stack(artifact, GCNConv, dropout=0.5, norm=True)
-
-
-def arxiv_sage(artifact: Artifact) -> list[Entry]:
-    return stack(artifact, SAGEConv, dropout=0.5, norm=True)
-
-
-def products_gcn(artifact: Artifact) -> list[Entry]:
-    return stack(artifact, GCNConv, dropout=0.5, norm=False)
-
-
-def products_sage(artifact: Artifact) -> list[Entry]:
-    return stack(artifact, SAGEConv, dropout=0.5, norm=False)
+arxiv_gcn = partial(stack, layer=GCNConv, norm=True)
+arxiv_sage = partial(stack, layer=SAGEConv, norm=True)
+products_gcn = partial(stack, layer=GCNConv, norm=False)
+products_sage = partial(stack, layer=SAGEConv, norm=False)
 
 
 class EdgeMean(Layer):
@@ -67,12 +57,8 @@ def proteins(artifact: Artifact, layer: Any) -> list[Entry]:
     return [EdgeMean(), layer(edges, width), nn.ReLU(), layer(width, width), nn.ReLU(), last]
 
 
-def proteins_gcn(artifact: Artifact) -> list[Entry]:
-    return proteins(artifact, GCNConv)
-
-
-def proteins_sage(artifact: Artifact) -> list[Entry]:
-    return proteins(artifact, SAGEConv)
+proteins_gcn = partial(proteins, layer=GCNConv)
+proteins_sage = partial(proteins, layer=SAGEConv)
 
 
 def papers_sgc(artifact: Artifact) -> list[Entry]:

@@ -70,9 +70,6 @@ def make_baseline(form: str, artifact: Artifact, model: Model, layers: Sequence[
     Args:
         layers: ours, whose parameters it starts from.
         device: where torch puts the whole graph.
-
-    Raises:
-        InputError: naming what is not installed.
     """
     why_not = missing(form, model.name)
     if why_not is not None:

@@ -70,17 +70,6 @@ def reference_of(model: Model) -> Run:
 
 
 def compare(
-    artifact: Path,
-    model: Model,
-    runs: Sequence[Run],
-    settings: Settings,
-    progress: Callable[[str], None] = lambda what: None,
-) -> list[dict[str, Any]]:
-    """``compare_orders`` of runs of one model on one artifact."""
-    return compare_orders([settings.order(artifact, model, run) for run in runs], settings, progress)
-
-
-def compare_orders(
     orders: Sequence[Order], settings: Settings, progress: Callable[[str], None] = lambda what: None
 ) -> list[dict[str, Any]]:
     """One row each, in the same sequence; all are timed in turns, so that a machine that slows down slows all.

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,5 @@ def peak_resident() -> int:
 
 def forget_peak() -> None:
     """What the process holds now is its peak."""
-    try:
+    with suppress(OSError):  # the imports' own peak stays in
         CLEAR.write_text("5")
-    except OSError:  # the imports' own peak stays in
-        return

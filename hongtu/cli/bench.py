@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
                 bar.set_postfix_str(what, refresh=False)
                 bar.update()
 
-            rows = compare(artifact.path, model, runs, settings, progress)
+            rows = compare([settings.order(artifact.path, model, run) for run in runs], settings, progress)
         least = _least_seconds(artifact, model, settings)
         for row in rows:
             row["least_seconds"] = least
@@ -118,11 +118,7 @@ def measure(options: argparse.Namespace, artifact: Artifact, settings: Settings)
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse what cannot be measured, before anything is.
-
-    Raises:
-        InputError: naming the option.
-    """
+    """Refuse what cannot be measured, before anything is."""
     from hongtu.bench.spec import ON_RANKS, parse_budgets, parse_strategies
     from hongtu.hardware import load_hardware
     from hongtu.model.named import MODELS

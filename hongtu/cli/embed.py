@@ -86,10 +86,6 @@ def trained_classes(config: ModelConfig, artifact: Artifact, snapshot: Path) -> 
 
 
 def check_absent(path: str, *, force: bool) -> None:
-    """Refuse to replace a file without ``--force``.
-
-    Raises:
-        InputError: with the remedy.
-    """
+    """Refuse to replace a file without ``--force``."""
     if os.path.lexists(path) and not force:
         raise InputError(f"{path}: already exists; choose another path or pass --force to replace it")

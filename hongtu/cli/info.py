@@ -144,11 +144,7 @@ def _cell(rows: int, vertices: int) -> str:
 
 
 def check_plot(file: str) -> None:
-    """Refuse a plot file that cannot be written or would be no SVG.
-
-    Raises:
-        InputError: naming the remedy.
-    """
+    """Refuse a plot file that cannot be written or would be no SVG."""
     from hongtu.plan.plot import require_matplotlib
 
     require_matplotlib()

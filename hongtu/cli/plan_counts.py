@@ -137,11 +137,7 @@ def smaller(hardware: Hardware, times: float) -> Hardware:
 
 
 def describe_counts(
-    counts: GraphCounts,
-    config: ModelConfig,
-    hardware: Hardware,
-    partitions: int,
-    plan: Callable[..., ExecutionPlan],
+    counts: GraphCounts, config: ModelConfig, hardware: Hardware, partitions: int, plan: Callable[..., ExecutionPlan]
 ) -> dict[str, Any]:
     """Everything that ``hongtu plan --vertices ... --json`` prints.
 

@@ -29,9 +29,6 @@ def check_trusted(file: Path, settings: dict[str, Any], typed: Collection[str] =
 
     Args:
         typed: names of settings that the command line says instead.
-
-    Raises:
-        InputError: naming the setting, and what to type.
     """
     for name in CODE:
         value = settings.get(name)

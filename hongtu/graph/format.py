@@ -55,21 +55,13 @@ _LEAST = {"vertices": 1, "edges": 0, "partitions": 1, "chunks": 1, "feature_widt
 
 
 def expect(file: Path, good: bool, found: str) -> None:
-    """Refuse a file of an artifact that is not as it was written.
-
-    Raises:
-        InputError: with what was found, unless it is ``good``.
-    """
+    """Refuse a file of an artifact that is not as it was written."""
     if not good:
         raise InputError(f"{file}: {found}; run `hongtu preprocess` again")
 
 
 def check_hash(file: Path, found: str, expected: Any) -> None:
-    """Compare a file's hash with the manifest's.
-
-    Raises:
-        InputError: when they differ.
-    """
+    """Compare a file's hash with the manifest's."""
     said = f"hash {found[:12]}... differs from the manifest's {str(expected)[:12]}...: it was changed or damaged"
     expect(file, found == expected, said)
 
@@ -90,11 +82,7 @@ def text_hash(text: bytes) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The parsed ``manifest.json`` of an artifact directory.
-
-    Raises:
-        InputError: when it is absent, damaged or of another version.
-    """
+    """The parsed ``manifest.json`` of an artifact directory."""
     file = path / MANIFEST
     if not file.is_file():
         found, remedy = f"no {MANIFEST}", "pass the directory that `hongtu preprocess INPUT ARTIFACT` wrote"
@@ -146,11 +134,7 @@ def _are_rows(volume: Any) -> bool:
 
 
 def open_array(path: Path, name: str, entry: Any) -> np.ndarray:
-    """Memory-map one array, as its entry in the manifest's table says that it is.
-
-    Raises:
-        InputError: when it is absent, truncated or another array.
-    """
+    """Memory-map one array, as its entry in the manifest's table says that it is."""
     file = path / f"{name}.npy"
     expect(path / MANIFEST, name in ARRAYS and isinstance(entry, dict), f"unknown array {name!r}")
     dtypes, shape, _ = ARRAYS[name]
@@ -169,11 +153,7 @@ def open_array(path: Path, name: str, entry: Any) -> np.ndarray:
 
 
 def check_shapes(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Compare the arrays' shapes with the manifest and with each other.
-
-    Raises:
-        InputError: naming the first that does not fit.
-    """
+    """Compare the arrays' shapes with the manifest and with each other."""
     file = path / MANIFEST
     v, e, m, n = (manifest[key] for key in ("vertices", "edges", "partitions", "chunks"))
     sizes = {"V": v, "V+1": v + 1, "E": e, "m": m, "n": n, "mn+1": m * n + 1}
@@ -230,11 +210,7 @@ def file_hash(file: Path) -> str:
 
 
 def check_bounds(artifact: Any) -> None:
-    """Compare the least and the largest of every index with what it points into: cheap, and enough for memory safety.
-
-    Raises:
-        InputError: naming the first array that does not fit the others.
-    """
+    """Compare the least and largest of every index with what it points into: cheap, and enough for memory safety."""
     topology, vertices = artifact.topology, artifact.num_vertices
     ranges = {
         "original_id": (artifact.original_id, 0, vertices), "sources": (topology.sources, 0, vertices),
@@ -260,11 +236,7 @@ def check_bounds(artifact: Any) -> None:
 
 
 def check_indices(artifact: Any) -> None:
-    """Read every index and compare it with what it must be.
-
-    Raises:
-        InputError: naming the first array that does not fit the others.
-    """
+    """Read every index and compare it with what it must be."""
     check_bounds(artifact)
     topology, vertices = artifact.topology, artifact.num_vertices
     seen = np.zeros(vertices, dtype=bool)

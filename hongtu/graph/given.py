@@ -12,11 +12,7 @@ from hongtu.errors import InputError
 
 
 def as_path(title: str, path: Any, what: str = "a file") -> Path:
-    """A path from what Python takes for one.
-
-    Raises:
-        InputError: with the title, for anything else.
-    """
+    """A path from what Python takes for one."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InputError(f"{title} is {path!r}, expected {what}; pass its path")
     return Path(path)

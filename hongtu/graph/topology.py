@@ -284,14 +284,5 @@ def build_topology(
     ([3, 4, 0], [0, 2, 3], [0, 1, 0, 0, 0])
     """
     chunk_start = np.ascontiguousarray(chunk_start, dtype=np.int64)
-    source_start, sources, local_source = neighbour_sets(chunk_start, in_edge_start, source)
-    return Topology(
-        partitions=partitions,
-        chunks=(len(chunk_start) - 1) // partitions,
-        chunk_start=chunk_start,
-        in_edge_start=in_edge_start,
-        source_start=source_start,
-        sources=sources,
-        local_source=local_source,
-        edge_weight=edge_weight,
-    )
+    chunks, sets = (len(chunk_start) - 1) // partitions, neighbour_sets(chunk_start, in_edge_start, source)
+    return Topology(partitions, chunks, chunk_start, in_edge_start, *sets, edge_weight)

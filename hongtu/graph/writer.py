@@ -11,17 +11,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.files import check_new_directory, check_replaceable, read_json, replace_directory, sync
-from hongtu.graph.format import (
-    ARRAYS,
-    FORMAT,
-    MANIFEST,
-    ORIGIN,
-    STAGES,
-    VERSION,
-    file_hash,
-    manifest_text,
-    text_hash,
-)
+from hongtu.graph.format import ARRAYS, FORMAT, MANIFEST, ORIGIN, STAGES, VERSION, file_hash, manifest_text, text_hash
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -51,12 +41,8 @@ def commit_artifact(directory: Path, path: Path, header: dict[str, Any], *, forc
 
     Args:
         directory: on the file system of ``path``.
-        path: the artifact to make.
         header: all of the manifest but the table of arrays.
         force: replace an artifact that is there.
-
-    Raises:
-        InputError: when ``path`` exists and ``force`` is false.
     """
     check_output(path, force=force)
     files = [file for file in (directory / f"{name}.npy" for name in ARRAYS) if file.is_file()]

@@ -124,9 +124,7 @@ def draw(graph: SampledGraph, seeds: np.ndarray, fanouts: list[Fanout], key: int
     met, parts, begin, types = [len(vertices)], [], 0, graph.artifact.types
     for fanout in fanouts:
         by_relation = np.full(1 if types is None else len(types.relations), fanout, dtype=np.int64)
-        table, new, *edges = _draw(
-            *graph.arrays, vertices[begin:], begin, table, by_relation, replace, np.uint64(key)
-        )  # fmt: skip
+        table, new, *edges = _draw(graph.arrays, vertices[begin:], begin, table, by_relation, replace, np.uint64(key))
         begin = len(vertices)
         vertices = np.concatenate([vertices, new])
         met.append(len(new))
@@ -158,11 +156,9 @@ def part_of(drawn: Drawn, mine: np.ndarray) -> Drawn:
 
 
 @compiled
-def _draw(
-    chunk_start, in_edge_start, source_start, sources, local_source, original_id, edge_type, vertices, first, table,
-    fanouts, replace, key,
-):  # fmt: skip
+def _draw(arrays, vertices, first, table, fanouts, replace, key):
     """One hop from ``vertices``, which are at the positions from ``first`` on."""
+    chunk_start, in_edge_start, source_start, sources, local_source, original_id, edge_type = arrays
     count = 0
     for v in vertices:
         begin = in_edge_start[v]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -26,15 +26,25 @@ from hongtu.pyg.draw import ALL, Drawn, Fanout, SampledGraph, draw, sampled_grap
 Fanouts: TypeAlias = Sequence[int] | Mapping[Relation, Sequence[int]]
 
 
-class ArtifactFeatures(FeatureStore):
-    """``x`` float32 [V, F], where the artifact has features, and ``y``, its labels; read only."""
+class _ReadOnly:
+    """What both stores have: the graph, which other processes open themselves."""
 
     def __init__(self, graph: SampledGraph) -> None:
         super().__init__()
         self.graph = graph
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ArtifactFeatures, (self.graph,)
+        return type(self), (self.graph,)
+
+    def refuse(self, *_: Any) -> NoReturn:
+        path = self.graph.artifact.path
+        raise InputError(f"{path}: an artifact is read only; run `hongtu preprocess` with the new data")
+
+
+class ArtifactFeatures(_ReadOnly, FeatureStore):
+    """``x`` float32 [V, F], where the artifact has features, and ``y``, its labels; read only."""
+
+    _put_tensor = _remove_tensor = _ReadOnly.refuse
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         """What batches get of their vertices."""
@@ -54,23 +64,12 @@ class ArtifactFeatures(FeatureStore):
             return artifact.num_vertices, artifact.feature_width
         return tuple(artifact.labels.shape) if attr.attr_name == "y" else None
 
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise _read_only(self.graph.artifact)
 
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise _read_only(self.graph.artifact)
-
-
-class ArtifactGraph(GraphStore):
+class ArtifactGraph(_ReadOnly, GraphStore):
     """The edges by destination, in the sequence of their ids (a batch's ``e_id``); read only. A sampler of hongtu reads
     the artifact instead: only who asks for all edges gets a copy of them, of 8 bytes an edge."""
 
-    def __init__(self, graph: SampledGraph) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ArtifactGraph, (self.graph,)
+    _put_edge_index = _remove_edge_index = _ReadOnly.refuse
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
         """One kind of edges, by destination."""
@@ -88,12 +87,6 @@ class ArtifactGraph(GraphStore):
         source = np.empty(topology.num_edges, dtype=np.int64)
         source[at] = graph.original_id[topology.global_sources()]
         return torch.from_numpy(source), torch.from_numpy(start)
-
-    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
-        raise _read_only(self.graph.artifact)
-
-    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
-        raise _read_only(self.graph.artifact)
 
 
 def feature_store(artifact: Artifact) -> FeatureStore:
@@ -119,10 +112,6 @@ def feature_rows(artifact: Artifact, rows: np.ndarray) -> Tensor:
 def label_rows(artifact: Artifact, rows: np.ndarray) -> Tensor:
     """int64 [R] or float32 [R, C]."""
     return torch.from_numpy(np.asarray(artifact.labels)[rows])
-
-
-def _read_only(artifact: Artifact) -> InputError:
-    return InputError(f"{artifact.path}: an artifact is read only; run `hongtu preprocess` with the new data")
 
 
 class NeighborSampler(BaseSampler):
@@ -170,11 +159,7 @@ class NeighborSampler(BaseSampler):
         )  # fmt: skip
 
     def sample_from_edges(self, inputs: Any, neg_sampling: Any = None) -> SamplerOutput:
-        """Is refused.
-
-        Raises:
-            InputError: always.
-        """
+        """Is refused."""
         raise InputError(
             "hongtu.pyg.NeighborSampler: it samples for vertices; for links there is hongtu.LinkLoss, exact"
         )

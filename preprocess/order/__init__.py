@@ -50,9 +50,6 @@ def recursive_order(
         start: int64 [V + 1], undirected neighbour lists.
         neighbour: int32 [A].
         part: int32 [V], partition of every vertex.
-
-    Raises:
-        InputError: when the library is not installed or its integers are too small for the graph.
     """
     parts = min(PARTS, len(part) // VERTICES_PER_PART)
     return np.lexsort((cut_graph(library, start, neighbour, parts, seed, recursive=True), part)).astype(np.int32)

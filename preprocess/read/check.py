@@ -24,11 +24,7 @@ from hongtu.preprocess.read.typed import TypedFeatures, form_remedy
 
 
 def check_and_complete(raw: RawGraph, config: PreprocessConfig) -> RawGraph:
-    """Check every piece and fill in what the config synthesises (labels and masks; features need degrees, later).
-
-    Raises:
-        InputError: at the first thing that is wrong.
-    """
+    """Check every piece and fill in what the config synthesises (labels and masks; features need degrees, later)."""
     _check_missing(raw, config)
     _check_edge_form(raw)
     _check_vertices(raw, config)

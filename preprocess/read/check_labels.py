@@ -226,11 +226,7 @@ def check_masks(raw: RawGraph, labelled: np.ndarray, given: Collection[str]) -> 
 
 
 def refuse_value(position: str, value: Any) -> None:
-    """Refuse what is no finite number.
-
-    Raises:
-        InputError: always.
-    """
+    """Refuse what is no finite number."""
     raise InputError(
         f"{position} is {value}, expected a finite float32 number; replace it (numpy.nan_to_num) or drop it"
     )

@@ -32,9 +32,6 @@ def complete(raw: RawGraph, config: PreprocessConfig, scratch: Path | None = Non
 
     Args:
         scratch: directory for the edges of a stream.
-
-    Raises:
-        InputError: at the first thing that is wrong.
     """
     for piece, made in (("features", config.features), ("labels", config.labels), ("masks", config.random_split)):
         if made or (piece != "features" and config.task == "links"):

@@ -37,12 +37,7 @@ def read_directory(path: Path, config: PreprocessConfig, scratch: Path | None = 
     ``nodes``, else the rows of the features, else of the labels, else of the masks, else the largest id + 1.
 
     Args:
-        path: the directory.
-        config: settings.
         scratch: directory for edges of another format; not needed for ``edges.npy``.
-
-    Raises:
-        InputError: when a file is missing, unreadable, or wrong.
     """
     meta = _meta(path / "meta.json")
     masks = {} if config.random_split else _masks(path)

@@ -76,11 +76,7 @@ class RawGraph:
         return self.names.get(piece, otherwise if self.title else piece)
 
     def expect(self, piece: str, array: Any, good: bool, expected: str) -> None:
-        """Refuse an array of another form.
-
-        Raises:
-            InputError: unless it is ``good``.
-        """
+        """Refuse an array of another form."""
         if not good:
             raise InputError(f"{self.name(piece)}: {array.dtype} of shape {array.shape}, expected {expected}")
 

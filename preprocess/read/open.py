@@ -43,13 +43,8 @@ def read_input(
     """A graph from a file of edges, or a directory: the neutral format, an OGB or IGB dataset or Planetoid's raw files.
 
     Args:
-        path: file or directory.
-        config: settings.
         scratch: an existing directory for arrays that the input has in another form.
         reading: who is told how far it is, of the largest formats.
-
-    Raises:
-        InputError: when nothing can read it, or at the first thing that is wrong with it.
     """
     try:
         return _read(path, config, scratch, reading)
@@ -111,11 +106,7 @@ def from_arrays(
     edge_type: Any = None,
     vertex_type: Any = None,
 ) -> RawGraph:
-    """A checked graph; a mask that is not given is all False.
-
-    Raises:
-        InputError: for everything the neutral format refuses.
-    """
+    """A checked graph; a mask that is not given is all False."""
     matrix = to_edges(edges, "edges")
     vertices = matrix.vertices if matrix is not None and num_vertices is None else num_vertices
     try:

@@ -50,7 +50,6 @@ def check_count(vertices: int, whence: str) -> None:
     """Refuse a number of vertices before anything of that size is made.
 
     Args:
-        vertices: V.
         whence: where it comes from, for messages.
 
     Raises:
@@ -72,7 +71,6 @@ def check_held(vertices: int, held: int, whence: str) -> None:
     """Refuse a number of vertices that a file states, or that one id makes, and next to nothing in it is about.
 
     Args:
-        vertices: V.
         held: ends of edges and rows of vertices that there are.
         whence: where V comes from, for messages.
 

@@ -44,11 +44,7 @@ class NotIntegers(InputError):
 
 
 def array_blocks(
-    name: str,
-    source: np.ndarray,
-    destination: np.ndarray,
-    weight: np.ndarray | None,
-    first: int = 0,
+    name: str, source: np.ndarray, destination: np.ndarray, weight: np.ndarray | None, first: int = 0
 ) -> Callable[[bool], Iterator[EdgeBlock]]:
     """The stream of edges that are in memory already; the first has the number ``first``."""
 

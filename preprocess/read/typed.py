@@ -51,9 +51,6 @@ def make_typed(vertex_type: Any, parts: Sequence[Any], names: tuple[str, Sequenc
 
     Args:
         names: what messages call the types, and each part.
-
-    Raises:
-        InputError: at the first thing that is wrong.
     """
     kind, name = vertex_type, names[0]
     if kind is None or not parts:

@@ -181,7 +181,6 @@ class Workspace:
         """The outputs of a stage, computed or, where it is finished, read.
 
         Args:
-            name: of the stage.
             compute: makes the outputs: arrays, and values that JSON holds.
             edges: that the stage goes through, to show a rate.
         """

@@ -36,9 +36,6 @@ def check_origin(path: Path, origin: dict[str, Any]) -> None:
 
     Args:
         origin: "input", "settings" and "version" of what would be made there now, JSON.
-
-    Raises:
-        InputError: saying what differs.
     """
     now = json.loads(json.dumps(origin))
     try:

@@ -75,13 +75,17 @@ def test_a_baseline_gets_the_graph_as_it_was_given(tmp_path):
     assert np.array_equal(baseline.masks["train"].numpy(), train)
 
 
+def compared(artifact, model, runs, settings):
+    return compare.compare([settings.order(artifact, model, run) for run in runs], settings)
+
+
 @pytest.mark.long(sample=0)
 @pytest.mark.parametrize("model", ("gcn", "sage", "gat"))
 def test_sar_trains_the_same_model(artifact, model):
     if baselines.missing("sar", model) is not None:
         pytest.skip(str(baselines.missing("sar", model)))
     runs = [Run(strategy="full"), Run(system="sar", ranks=2)]
-    ours, theirs = compare.compare(artifact, Model(name=model, hidden=8), runs, compare.Settings(epochs=1))
+    ours, theirs = compared(artifact, Model(name=model, hidden=8), runs, compare.Settings(epochs=1))
     assert ours["loss_agrees"] and theirs["loss_agrees"]
     assert (theirs["label"], theirs["ranks"]) == ("sar, 2 ranks", 2) and theirs["process_bytes"] > 0
 
@@ -182,7 +186,7 @@ def test_another_loss_is_not_timed(artifact, monkeypatch):
     monkeypatch.setattr(compare, "reference_of", lambda model: Run(system="pyg"))
     model, settings = Model(name="gcn", hidden=8), compare.Settings(epochs=1)
     monkeypatch.setattr(compare, "TOLERANCE", -1.0)  # nothing agrees
-    (row,) = compare.compare(artifact, model, [Run(strategy="full")], settings)
+    (row,) = compared(artifact, model, [Run(strategy="full")], settings)
     assert not row["loss_agrees"] and "seconds" not in row and row["losses"][0] > 0
 
 
@@ -221,7 +225,7 @@ def test_a_budget_that_does_not_fit_is_known_before_anything_starts(artifact):
 def test_a_budget_that_does_not_fit_is_a_line_and_the_others_go_on(artifact, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(compare, "in_memory_need", lambda *_: 1000)
-    monkeypatch.setattr(compare, "compare", lambda path, model, runs, *_: ran.extend(run.label for run in runs) or [])
+    monkeypatch.setattr(compare, "compare", lambda orders, *_: ran.extend(order.run.label for order in orders) or [])
     monkeypatch.setattr(bench, "_least_seconds", lambda *_: None)
     monkeypatch.setattr("hongtu.bench.records.table", lambda *_: "the others")
     options = ["--models", "gcn", "--hidden", "8", "--budgets", "none,1%"]
@@ -246,16 +250,16 @@ def test_what_is_missing_comes_with_its_pip_line(monkeypatch):
 def test_a_worker_that_refuses_or_dies_says_so(artifact, tmp_path):
     model, settings = Model(name="gcn", hidden=8), compare.Settings()
     with pytest.raises(BudgetError, match="smallest that works") as refused:
-        compare.compare(artifact, model, [Run(strategy="full", budget=10)], settings)
+        compared(artifact, model, [Run(strategy="full", budget=10)], settings)
     assert refused.value.smallest > 10
     with pytest.raises(InputError, match="absent"):
         compare.in_memory_need(tmp_path / "absent", model, settings)
     with closing(process.Process()) as shared:  # which goes on after it has refused something
         together = compare.Settings(epochs=1, process=shared)
         with pytest.raises(BudgetError, match="smallest that works"):
-            compare.compare(artifact, model, [Run(strategy="full", budget=size) for size in (10, 2**30)], together)
+            compared(artifact, model, [Run(strategy="full", budget=size) for size in (10, 2**30)], together)
         assert compare.in_memory_need(artifact, model, together) > 10
-        (row,) = compare.compare(artifact, model, [Run(strategy="full")], together)
+        (row,) = compared(artifact, model, [Run(strategy="full")], together)
         assert row["loss_agrees"]
 
 

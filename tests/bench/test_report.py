@@ -40,7 +40,7 @@ def rows():
         "traffic": [ours | {"curve": [[0.5, 2.0], [1.0, 1.0]], "paper": [0.5, 3.0], "lookahead": 2.0, "floor": 0.9}],
         "budgets": [ours | {"share": share, "budget": 2**20, "seconds": 1 / share} for share in (1.0, 0.5)],
         "growth": [ours | {"vertices": v, "seconds": v / 1e5, "counted_bytes": v * 1000} for v in (10**5, 10**6)],
-        "estimator": [ours | {"error": -0.1}, ours | {"error": 0.05, "seconds": 1.0, "predicted_seconds": 1.05}],
+        "estimator": 6 * [ours | {"error": -0.1}, ours | {"error": 0.05, "seconds": 1.0, "predicted_seconds": 1.05}],
         "paper": [{"table": "Table 3", "what": "alpha", "graph": "g", "ours": "2", "published": "", "remark": "none"}],
     }
 
@@ -56,6 +56,15 @@ def test_systems_on_several_graphs_have_bars_of_their_own():
     assert page._tables([ours, theirs], page.BENCH.about)[0][0] == "g, gcn, 2 layers, hidden 8"
     alone = page.systems([ours, theirs])
     assert "gcn: hongtu full" in alone and "g, gcn" not in alone
+
+
+def test_shares_of_memory_alone_are_a_section_of_their_own():
+    ours, theirs = rows()["bench"]
+    shares = [ours | {"model": "sage", "share": share} for share in (1.0, 0.5)]
+    beside = ours | {"share": 0.5}  # of a model that was timed without a limit, too
+    found = bench_page.with_budgets({"bench": [ours, theirs, beside, *shares]})
+    assert found == {"bench": [ours, theirs, beside], "budgets": shares}
+    assert bench_page.with_budgets({"bench": [ours]}) == {"bench": [ours]}
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +141,8 @@ def test_the_page_of_make_bench_has_every_experiment(results, tmp_path, monkeypa
     bench_page.main()
     text = out.read_text()
     check(text, bench_page.SECTIONS)
-    assert "to the power of 1.000, peak memory to the power of 1.000" in text
-    assert (
-        "gcn 2.00x" in text
-        and "Largest error on 2 configurations that the profile has not seen" in text
-        and "graphs: 10.0%" in text
-    )
+    assert "to the power of 1.00, memory to the power of 1.00" in text and "2.00x with gcn" in text
+    assert "for 12 random configurations" in text and "largest error 10%" in text
     for cell in ("0.400\u00a0to\u00a00.600", "0.50, 3.00", "+5.0%", "50%", "95", "none"):
         assert f"<td>{cell}</td>" in text, cell
 

@@ -211,7 +211,7 @@ def test_force_replaces_what_is_ours(source, tmp_path):
 def test_what_somebody_puts_there_meanwhile_stays(command, force, source, tmp_path, monkeypatch, capsys):
     """While files are written and hashed, which takes its time."""
     lock = Lock()
-    place = {"preprocess": "hongtu.graph.writer.sync", "generate": "hongtu.preprocess.generate.sync"}[command]
+    place = {"preprocess": "hongtu.graph.writer.sync", "generate": "hongtu.files.sync"}[command]
 
     def sync(file):
         with lock:  # files are written by several threads

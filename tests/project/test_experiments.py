@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from experiments import (
     choices,
-    deep_models,
     estimator,
     first_hour,
     growth,
-    host_budgets,
     ladder,
     larger_than_memory,
     mg_gcn,
@@ -50,8 +47,8 @@ def run(monkeypatch, experiment, *arguments):
 
 @pytest.mark.long
 def test_ladder(graph, tmp_path, monkeypatch, capsys):
-    out, plot = tmp_path / "ladder.jsonl", tmp_path / "ladder.svg"
-    options = ["--partitions", 2, "--hidden", 8, "--measure", 1, "--out", out, "--plot", plot]
+    out = tmp_path / "ladder.jsonl"
+    options = ["--partitions", 2, "--hidden", 8, "--measure", 1, "--out", out]
     monkeypatch.setattr(ladder, "PAPER_CHUNKS", 8)
     monkeypatch.setattr(ladder, "FINER", 4)
     run(monkeypatch, ladder, graph, *options)
@@ -61,8 +58,7 @@ def test_ladder(graph, tmp_path, monkeypatch, capsys):
     host = [row["host_bytes"] for row in rows]
     assert host[0] >= host[1] >= host[2] > host[-1], "the paper's steps never add bytes, and the savings remove most"
     assert len({round(row["loss"], 4) for row in rows}) == 1, "every rung computes the same"
-    texts = [element.text for element in ElementTree.parse(plot).getroot().iter() if element.tag.endswith("text")]
-    assert {*ladder.PARTS, *(row["rung"] for row in rows)} <= set(texts)
+    assert all(row["parts"].keys() == ladder.PARTS.keys() for row in rows)
     assert "x paper" in capsys.readouterr().out
 
 
@@ -109,17 +105,6 @@ def test_sampled_accuracy(graph, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_deep_models_train_in_a_tenth_of_their_need(graph, tmp_path, monkeypatch):
-    """GCNII, and GraphSAGE with BatchNorm and jumping knowledge; ``compare`` checks counters and losses."""
-    out = tmp_path / "deep.jsonl"
-    options = ["--features", "random:16", "--hidden", 16, "--chunks", 64, "--epochs", 2, "--share", 0.1, "--out", out]
-    run(monkeypatch, deep_models, graph, *options)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["model"] for row in rows] == list(deep_models.MODELS)
-    assert all(row["peak"] <= row["budget"] <= 0.1 * row["need"] for row in rows)
-
-
-@pytest.mark.long
 def test_growth(tmp_path, monkeypatch, capsys):
     """Every size against a reference of its own, though all are timed in turns."""
     sizes, out = (400, 1600), tmp_path / "growth.jsonl"
@@ -163,21 +148,6 @@ def test_narrow_rows(graph, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_host_budgets(tmp_path, monkeypatch):
-    """Every share with the losses of the run without a limit."""
-    out = tmp_path / "rows.jsonl"
-    sizes = ["--vertices", 20_000, "--edges", 100_000, "--features", 32, "--chunks", 16, "--epochs", 1]
-    options = ["--models", "gcn", "--device-memory", "2MiB", "--shares", 0.85, 0.01, "--out", out]
-    run(monkeypatch, host_budgets, "--work", tmp_path, *sizes, *options)
-    free, spilled, mapped, refused, _ = (json.loads(line) for line in out.read_text().splitlines())
-    assert spilled["disk_bytes"] == spilled["recalled_bytes"] + spilled["spilled_bytes"] and free["disk_bytes"] == 0
-    assert spilled["recalled_bytes"] > 0
-    for limited in (spilled, mapped):
-        assert limited["losses"] == pytest.approx(free["losses"])
-    assert "the run needs" in refused["refused"]
-
-
-@pytest.mark.long
 def test_estimator(tmp_path, monkeypatch, capsys):
     held_out = (
         ("citation", "input", 1, "gcn", 8, 2, ("full", None)),
@@ -216,9 +186,8 @@ def test_choices(tmp_path, monkeypatch, capsys):
 @pytest.mark.long
 def test_preprocess_rates(graph, tmp_path, monkeypatch, capsys):
     out = tmp_path / "rates.jsonl"
-    run(monkeypatch, preprocess_rates, graph, "--kernels", "--order", "input", "--scratch", tmp_path, "--out", out)
-    kernels, command = (json.loads(line) for line in out.read_text().splitlines())
-    assert kernels["csc_per_second"] > 0 and kernels["plain_sort_seconds"] >= 0
+    run(monkeypatch, preprocess_rates, graph, "--order", "input", "--scratch", tmp_path, "--out", out)
+    (command,) = (json.loads(line) for line in out.read_text().splitlines())
     assert 0 < command["seconds_apart"] < command["seconds"] and command["peak_bytes"] < command["predicted_bytes"]
     assert list(tmp_path.iterdir()) == [out]
 

@@ -74,9 +74,6 @@ def from_hetero(data: Any, config: PreprocessConfig, *, given: Collection[str] =
 
     Args:
         given: pieces that somebody gives in place of its own.
-
-    Raises:
-        InputError: for what one graph cannot hold, with what to do.
     """
     kinds = {kind: f"{name}[{kind!r}]" for kind in data.node_types}
     relations = {key: f"{name}[{', '.join(map(repr, key))}]" for key in data.edge_types}

@@ -228,11 +228,7 @@ def masks_of(
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a .pt, .npz or .npy file by name; of a single one under the file's.
-
-    Raises:
-        InputError: when it holds something else.
-    """
+    """The arrays of a .pt, .npz or .npy file by name; of a single one under the file's."""
     if file.suffix == ".npy":
         return {file.stem: open_npy(file, "download it again")}
     if file.suffix == ".npz":

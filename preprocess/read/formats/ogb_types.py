@@ -37,11 +37,7 @@ def is_ogb_types(path: Path) -> bool:
 
 
 def open_ogb_types(path: Path, scratch: Path, config: PreprocessConfig, reading: Reading) -> RawGraph:
-    """One graph of all types, in OGB's order of them: by name; features go through files in ``scratch``.
-
-    Raises:
-        InputError: when a file is missing or damaged.
-    """
+    """One graph of all types, in OGB's order of them: by name; features go through files in ``scratch``."""
     raw = path / "raw"
     counts = _counts(raw / COUNTS)
     lines = itertools.islice(read_filled(raw / RELATIONS), MOST)

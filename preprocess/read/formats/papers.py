@@ -35,11 +35,7 @@ def is_papers(path: Path) -> bool:
 
 
 def open_papers(path: Path, config: PreprocessConfig, reading: Reading) -> RawGraph:
-    """Papers and what they cite.
-
-    Raises:
-        InputError: when a file is missing or damaged.
-    """
+    """Papers and what they cite."""
     folder = path / "processed"
     of_igb = not (folder / LSC / "edge_index.npy").is_file()
     file = folder / (IGB if of_igb else LSC) / "edge_index.npy"

@@ -32,11 +32,7 @@ def is_planetoid(path: Path) -> bool:
 
 
 def open_planetoid(path: Path) -> RawGraph:
-    """The public split: the training vertices, the next 500 for validation, and ``test.index``.
-
-    Raises:
-        InputError: when a file is missing, damaged, or holds what it should not.
-    """
+    """The public split: the training vertices, the next 500 for validation, and ``test.index``."""
     stem, *others = sorted({file.stem for part in PARTS for file in path.glob(f"ind.*.{part}")})
     if others:
         raise InputError(f"{path}: files of {stem} and of {others[0]}, expected one dataset; give each a folder")

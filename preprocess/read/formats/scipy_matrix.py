@@ -19,11 +19,7 @@ ENDINGS = (".npz",)
 
 
 def open_scipy_matrix(path: Path) -> RawGraph:
-    """A square sparse matrix; what is not 1 throughout is a weight. Read whole: 16 bytes an entry.
-
-    Raises:
-        InputError: when it is unreadable or not square.
-    """
+    """A square sparse matrix; what is not 1 throughout is a weight. Read whole: 16 bytes an entry."""
     found = to_edges(load_matrix(path), str(path))
     assert found is not None
     blocks = array_blocks(str(path), found.row, found.column, found.values)
@@ -33,9 +29,6 @@ def open_scipy_matrix(path: Path) -> RawGraph:
 def load_matrix(path: Path) -> Any:
     """A matrix in CSR, CSC or COO form whose indices are within its shape; without the zeros that blocks are filled
     up with.
-
-    Raises:
-        InputError: when the file holds no such thing.
     """
     import scipy.sparse
 

@@ -13,15 +13,7 @@ import numpy as np
 from hongtu.config import size
 from hongtu.errors import InputError
 from hongtu.host import available_bytes, taking_at_most
-from hongtu.preprocess.read.formats.column_names import (
-    STANDARD,
-    find_ends,
-    find_weights,
-    is_relation,
-    position,
-    say_third,
-    say_unread,
-)
+from hongtu.preprocess.read.formats import column_names
 from hongtu.preprocess.read.formats.text import ENDINGS as TEXT
 from hongtu.preprocess.read.formats.text_lines import ending_of
 from hongtu.preprocess.read.graph import RawGraph
@@ -96,8 +88,8 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
             )
         if _find_columns(file, schema, table.names).typed != table.typed:
             raise InputError(f"{file}: column {table.names[2]!r} is text in some parts and numbers in others; cast it")
-    notes = say_third(path, table.names, typed=table.typed)
-    notes += say_unread(path, present, table.names) if names is None else []
+    notes = column_names.say_third(path, table.names, typed=table.typed)
+    notes += column_names.say_unread(path, present, table.names) if names is None else []
     return RawGraph(
         title=str(path),
         notes=notes,
@@ -123,13 +115,13 @@ def _find_columns(path: Path, schema: Any, names: list[str]) -> _Table:
     """The columns to read of a file: those of ``names``, or where there are none by their names."""
     present = schema.names
     if not names:
-        ends = None if {*STANDARD[:2]} <= {*present} else find_ends(present)
-        names = [*STANDARD[:2]] if ends is None else [present[end] for end in ends]
-        names += find_weights(path, present)
+        ends = None if {*column_names.STANDARD[:2]} <= {*present} else column_names.find_ends(present)
+        names = [*column_names.STANDARD[:2]] if ends is None else [present[end] for end in ends]
+        names += column_names.find_weights(path, present)
     for name in names:
-        position(path, present, name)
+        column_names.position(path, present, name)
     kind = schema.field(names[2]).type if len(names) == 3 else None
-    typed = is_relation(names, text=kind is not None and _holds_text(kind))
+    typed = column_names.is_relation(names, text=kind is not None and _holds_text(kind))
     if kind is not None and not typed and not _is_number(kind):
         raise InputError(
             f"{path}: column {names[2]!r} is {kind}, expected numbers for weights; cast it, or leave it out with "

@@ -13,16 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from hongtu.errors import InputError
+from hongtu.preprocess.read.formats import text_lines
 from hongtu.preprocess.read.formats.text_layout import Columns, find_columns, is_counted, starts_as_comments
-from hongtu.preprocess.read.formats.text_lines import (
-    DECIMALS,
-    DELIMITERS,
-    NUMBER,
-    is_number,
-    read_lines,
-    split_line,
-    unquote,
-)
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, of_text
 
@@ -62,12 +54,14 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
     wanted, typed, comments = np.array(columns[:3]), columns.typed, 0
     first_edge: tuple[str, int, float] | None = None
     others, most = -1, -1  # of the edges after it: how many, the largest vertex
-    for data, first in read_lines(path, columns.passed):
-        text = np.frombuffer(unquote(data, columns.delimiter), dtype=np.uint8)
+    for data, first in text_lines.read_lines(path, columns.passed):
+        text = np.frombuffer(text_lines.unquote(data, columns.delimiter), dtype=np.uint8)
         spans, lines, passed, bad, kind, found = split(text, columns.delimiter, wanted, columns.width, columns.comments)
         if bad >= 0:
             line = text.tobytes().split(b"\n", bad + 1)[bad]
-            names = not as_text and not all(map(NUMBER.fullmatch, split_line(line, columns.delimiter)[:2]))
+            names = not as_text and not all(
+                map(text_lines.NUMBER.fullmatch, text_lines.split_line(line, columns.delimiter)[:2])
+            )
             raise (NotIntegers if names else InputError)(
                 f"{path}: line {first + bad}: {_explained(kind, found, columns, line, names=names)}"
             )
@@ -111,9 +105,9 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes, *, names: b
         return f"column {found + 1} is empty, expected a value; mend the line"
     if columns.width < 0:
         return f"{found} columns, expected at least {1 + max(columns[:3])}; mend the line"
-    expected, row = f"{found} columns, expected {columns.width}", split_line(line, columns.delimiter)
+    expected, row = f"{found} columns, expected {columns.width}", text_lines.split_line(line, columns.delimiter)
     if found == 1:
-        return f"{expected} between {', '.join(DELIMITERS.values())}; mend the line"
+        return f"{expected} between {', '.join(text_lines.DELIMITERS.values())}; mend the line"
     if found > columns.width and not any(row[columns.width :]):
         return f"{expected}, and what is behind them is empty; leave out {chr(columns.delimiter)!r} at the end of lines"
     if any(word.startswith(COMMENT) for word in row[columns.width :]):
@@ -137,18 +131,18 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes, *, names: b
             "what follows the ends"
         )
     between, named = chr(columns.delimiter) if columns.delimiter else " ", ["source", "relation", "destination"]
-    ends = all(map(NUMBER.fullmatch, row[:2]))
+    ends = all(map(text_lines.NUMBER.fullmatch, row[:2]))
     if ends:  # no triple, whose second is a word
         named = ["source", "destination", "relation"]
     named += [f"other{k}" for k in range(1, found - 2)]
     more = f"put a line before the first that names the columns in their order, such as {between.join(named)!r}"
-    weighed = is_number(row[2]) or DECIMALS.fullmatch(row[2])
+    weighed = text_lines.is_number(row[2]) or text_lines.DECIMALS.fullmatch(row[2])
     if weighed or ends:
         first = "pass --columns source,destination,weight where the third is a weight, " if weighed else "pass "
         more = f"{first}--columns source,destination to ignore what follows the ends, or {more}"
     if is_counted([word.decode(errors="replace") for word in row]):
         more = f"pass --columns {','.join(map(bytes.decode, row[:3]))} where it names the columns, else {more}"
-    if names and not any(map(is_number, row)):  # it may name the columns
+    if names and not any(map(text_lines.is_number, row)):  # it may name the columns
         more = f"pass --relabel to read names as they are, and where this line is an edge {more}"
     return f"{expected}; {more}"
 
@@ -194,7 +188,7 @@ def _numbers(
     except (ValueError, OverflowError):
         bad = _first_bad(values, kind)
     shown = bytes(text[start[bad] : min(end[bad], start[bad] + 40)]).decode(errors="replace")
-    if what == "weight" and DECIMALS.fullmatch(shown.encode()):
+    if what == "weight" and text_lines.DECIMALS.fullmatch(shown.encode()):
         raise InputError(f"{where(bad)}: weight {shown!r}, expected a number; write a point in place of the comma")
     if what == "weight":
         raise InputError(f"{where(bad)}: weight {shown!r}, expected a number of at most {WIDTH} characters")

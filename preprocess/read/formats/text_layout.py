@@ -9,29 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hongtu.errors import InputError
-from hongtu.preprocess.read.formats.column_names import (
-    INDEX,
-    STANDARD,
-    find_ends,
-    find_paired_ends,
-    find_weights,
-    is_relation,
-    is_weight,
-    position,
-    say_third,
-    say_unread,
-    suggest_ends,
-)
-from hongtu.preprocess.read.formats.text_lines import (
-    NUMBER,
-    find_delimiter,
-    is_comment,
-    is_number,
-    read_head,
-    read_lines,
-    refuse_other,
-    split_line,
-)
+from hongtu.preprocess.read.formats import column_names, text_lines
 
 ALIKE = 0.05  # of the other lines may look like a first line of names
 SAMPLED = 20  # lines by which the delimiter is found
@@ -103,7 +81,6 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     """How the lines of a file are to be read.
 
     Args:
-        path: the file.
         names: see :func:`~.text.open_text`.
         as_text: ids are text, so that any line may be an edge.
 
@@ -113,22 +90,22 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     head, count = _look(path, as_text), 2 if names is None else len(names)
     words = head.words()
     if names is not None and set(names) & set(words):
-        found = [position(path, words, name) for name in names]
+        found = [column_names.position(path, words, name) for name in names]
         third = [row[found[2]] for row in head.rows[1:] if len(row) == len(words)] if count == 3 else []
-        typed = is_relation(names, text=bool(third) and not any(map(is_number, third)))
+        typed = column_names.is_relation(names, text=bool(third) and not any(map(text_lines.is_number, third)))
         columns = _columns(head, (found[0], found[1]), found[2] if count == 3 else -1, len(words), header=True)
-        said = [*columns.notes, *say_third(path, names, typed=typed)]
-        if all(map(is_number, head.rows[0])):
+        said = [*columns.notes, *column_names.say_third(path, names, typed=typed)]
+        if all(map(text_lines.is_number, head.rows[0])):
             said.append(
                 f"{path}: line {head.number}: {', '.join(words)[:SHOWN]} are taken for names of columns; if they are "
-                f"an edge, pass --columns {','.join(STANDARD[:count])}"
+                f"an edge, pass --columns {','.join(column_names.STANDARD[:count])}"
             )
         return columns._replace(typed=typed, notes=tuple(said))
-    if names not in (None, STANDARD[:count]):
+    if names not in (None, column_names.STANDARD[:count]):
         assert names is not None
         raise _no_columns(head, words, names)
-    sure = find_ends(words)
-    ends = sure or (find_paired_ends(words) if names is None else None)
+    sure = column_names.find_ends(words)
+    ends = sure or (column_names.find_paired_ends(words) if names is None else None)
     if edge := _hidden_edge(head):
         head = head._replace(number=edge)
     elif len(words) > 1 and _is_header(head, ends or (0, 1), sure=sure is not None):
@@ -145,8 +122,10 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
 def _no_columns(head: Head, words: list[str], names: tuple[str, ...]) -> InputError:
     """What to say where the first line has none of the names."""
     first = f"no column {names[0]!r}, found {', '.join(words)[:200]}; name others with --columns, or"
-    if len(words) == len(names) and (len(names) == 2 or (is_weight(names[2]) and is_number(head.rows[0][2]))):
-        remedy = f"pass --columns {','.join(STANDARD[: len(names)])} where no line names the columns"
+    if len(words) == len(names) and (
+        len(names) == 2 or (column_names.is_weight(names[2]) and text_lines.is_number(head.rows[0][2]))
+    ):
+        remedy = f"pass --columns {','.join(column_names.STANDARD[: len(names)])} where no line names the columns"
     else:
         named = (chr(head.delimiter) if head.delimiter else " ").join((*names, "other")[: max(len(words), len(names))])
         remedy = (
@@ -157,13 +136,13 @@ def _no_columns(head: Head, words: list[str], names: tuple[str, ...]) -> InputEr
 
 
 def _look(path: Path, as_text: bool) -> Head:
-    comments, numbered = read_head(path)
+    comments, numbered = text_lines.read_head(path)
     if not as_text:
-        numbered = [(number, line) for number, line in numbered if not is_comment(line)]
+        numbered = [(number, line) for number, line in numbered if not text_lines.is_comment(line)]
     lines = [line for _, line in numbered]
-    delimiter = find_delimiter(path, numbered[:SAMPLED])
-    refuse_other(path, numbered[:SAMPLED], delimiter)
-    rows = [split_line(line, delimiter) for line in lines]
+    delimiter = text_lines.find_delimiter(path, numbered[:SAMPLED])
+    text_lines.refuse_other(path, numbered[:SAMPLED], delimiter)
+    rows = [text_lines.split_line(line, delimiter) for line in lines]
     return Head(path, numbered[0][0] if rows else 1, delimiter, rows, comments, as_text)
 
 
@@ -172,7 +151,11 @@ def _columns(
 ) -> Columns:
     passed, said = head.number - (not header), said or []
     if head.as_text and head.rows:
-        like = [number for number, line in head.comments if len(split_line(line, head.delimiter)) == len(head.rows[0])]
+        like = [
+            number
+            for number, line in head.comments
+            if len(text_lines.split_line(line, head.delimiter)) == len(head.rows[0])
+        ]
         if hidden := sum(number < head.number for number in like):
             said.append(f"{head.path}: before the first edge {hidden} lines that start with # or % are comments")
     widths = tuple(map(len, head.rows[:SAMPLED]))
@@ -189,20 +172,20 @@ def _named_columns(
     if ends is None and (twice := [word for word in lower if word and lower.count(word) > 1]):
         raise InputError(
             f"{head.path}: line {head.number}: {lower.count(twice[0])} columns {twice[0]!r}, expected one; rename the "
-            f"others, or put the line {between.join(STANDARD[:2])!r} before it if it is an edge"
+            f"others, or put the line {between.join(column_names.STANDARD[:2])!r} before it if it is an edge"
         )
     if ends is None and names is None and len(words) > 2:
         raise InputError(
             f"{head.path}: line {head.number}: {len(words)} columns, of which none is named source and none "
             f"destination, found {', '.join(words)[:200]}; name both with --columns, such as --columns "
-            f"{','.join(suggest_ends(words))}"
+            f"{','.join(column_names.suggest_ends(words))}"
         )
     if not sure and (head.as_text or ends is None):
         said.append(
             f"{head.path}: line {head.number}: {between.join(words)[:SHOWN]!r} is taken for the names of the columns; "
-            f"if it is an edge, put the line {between.join(STANDARD[:2])!r} before it"
+            f"if it is an edge, put the line {between.join(column_names.STANDARD[:2])!r} before it"
         )
-    if names and len(names) == 3 and len(words) > 2 and is_relation(words[:3]):
+    if names and len(names) == 3 and len(words) > 2 and column_names.is_relation(words[:3]):
         raise InputError(
             f"{head.path}: column {words[2]!r} has the type of each edge, expected weights; pass --columns with the "
             f"names of the line, {','.join(words[:3])} where they are source, destination and type"
@@ -210,10 +193,12 @@ def _named_columns(
     if ends is None:
         weight, width = (2 if names and len(names) == 3 else -1), (-1 if names else 2)
         return _columns(head, (0, 1), weight, width, header=True, said=said)
-    own = (find_weights(head.path, words) if len(names or STANDARD) == 3 else []) or [*(names or ())][2:]
-    weight = position(head.path, words, own[0]) if own else -1
+    own = (column_names.find_weights(head.path, words) if len(names or column_names.STANDARD) == 3 else []) or [
+        *(names or ())
+    ][2:]
+    weight = column_names.position(head.path, words, own[0]) if own else -1
     if names is None:
-        said += say_unread(head.path, words, [words[at] for at in (*ends, weight) if at >= 0])
+        said += column_names.say_unread(head.path, words, [words[at] for at in (*ends, weight) if at >= 0])
     return _columns(head, ends, weight, len(words), header=True, said=said)
 
 
@@ -232,21 +217,25 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
         InputError: when it may be an edge as well.
     """
     first, others = head.rows[0], head.rows[1:]
-    if len(first) > 2 and first[0].decode(errors="replace") in INDEX and others and others[0][0]:
+    if len(first) > 2 and first[0].decode(errors="replace") in column_names.INDEX and others and others[0][0]:
         return True
     words = [first[end] for end in ends]
     if not head.as_text:
         below = [word for end in ends for row in others[:1] for word in row[end : end + 1]]
-        return sure or (len(below) == 2 and all(map(NUMBER.fullmatch, below)) and not any(map(is_number, words)))
+        return sure or (
+            len(below) == 2
+            and all(map(text_lines.NUMBER.fullmatch, below))
+            and not any(map(text_lines.is_number, words))
+        )
     again = (_stands_after(head, head.number, word) for word in (words if sure else first) if word)
     if sure:
         if not all(again):
             return True
-    elif not others or (any(map(is_number, first)) and not _is_counted(first, others, ends)) or any(again):
+    elif not others or (any(map(text_lines.is_number, first)) and not _is_counted(first, others, ends)) or any(again):
         return False
     else:
         count = Counter(word for row in others for word in row)
-        alike = sum(all(count[word] == 1 and not is_number(word) for word in row) for row in others)
+        alike = sum(all(count[word] == 1 and not text_lines.is_number(word) for word in row) for row in others)
         if alike <= ALIKE * len(others):
             return True
     shown = [word.decode(errors="replace") for word in words]
@@ -260,7 +249,7 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
 def _is_counted(first: list[bytes], others: list[list[bytes]], ends: tuple[int, int]) -> bool:
     """Whether a first line is 0, 1, ..., and no end of an edge below is a number."""
     below = (word for row in others for end in ends for word in row[end : end + 1])
-    return is_counted([word.decode(errors="replace") for word in first]) and not any(map(is_number, below))
+    return is_counted([word.decode(errors="replace") for word in first]) and not any(map(text_lines.is_number, below))
 
 
 def is_counted(words: list[str]) -> bool:
@@ -277,7 +266,7 @@ def _hidden_edge(head: Head) -> int:
     """The number of the first line that starts as a comment and is an edge: it has as many columns as the others, and
     its first word stands in another line; 0 where there is none."""
     if head.as_text:
-        rows = [split_line(line, head.delimiter) for _, line in head.comments]
+        rows = [text_lines.split_line(line, head.delimiter) for _, line in head.comments]
         width = len((head.rows or rows or [[]])[0])
         for (number, _), row in zip(head.comments, rows, strict=True):
             if len(row) == width > 1 and len(row[0]) > 1 and _stands_after(head, number, row[0]):
@@ -289,4 +278,4 @@ def _stands_after(head: Head, number: int, word: bytes) -> bool:
     """Whether a word is a whole field somewhere after a line."""
     between = rb"\n" + (re.escape(bytes([head.delimiter])) if head.delimiter else rb" \t")
     field = re.compile(rb"(?:^|[" + between + rb'])[ \t]*"?' + re.escape(word) + rb'"?[ \t]*[' + between + rb"]")
-    return any(word in data and field.search(data) for data, _ in read_lines(head.path, number))
+    return any(word in data and field.search(data) for data, _ in text_lines.read_lines(head.path, number))

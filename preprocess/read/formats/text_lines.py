@@ -234,11 +234,7 @@ INSIDE = re.compile(r"[^\w\s,;|\"'.]+")
 
 
 def refuse_other(path: Path, numbered: list[tuple[int, bytes]], delimiter: int) -> None:
-    """Refuse lines of another kind than edges with a known delimiter between columns.
-
-    Raises:
-        InputError: when all of them look alike so.
-    """
+    """Refuse lines of another kind than edges with a known delimiter between columns."""
     lines = [line.decode(errors="replace").strip() for _, line in numbered]
     for form, what in OTHERS.items():
         if lines and all(re.fullmatch(form, line) for line in lines):

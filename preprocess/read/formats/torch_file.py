@@ -22,11 +22,7 @@ ENDINGS = (".pt", ".pth")
 
 
 def open_torch_file(path: Path, config: PreprocessConfig) -> RawGraph:
-    """A ``Data``, its ``to_dict()`` or a ``HeteroData``'s, or a processed dataset of one graph.
-
-    Raises:
-        InputError: when torch refuses to open it safely, or it holds something else.
-    """
+    """A ``Data``, its ``to_dict()`` or a ``HeteroData``'s, or a processed dataset of one graph."""
     found = load_torch_file(path)
     if isinstance(found, tuple) and found:  # a processed dataset: (data, slices, ...)
         found = found[0]
@@ -37,11 +33,7 @@ def open_torch_file(path: Path, config: PreprocessConfig) -> RawGraph:
 
 
 def load_torch_file(path: Path) -> Any:
-    """Tensors, and what holds them.
-
-    Raises:
-        InputError: when torch refuses to open it safely.
-    """
+    """Tensors, and what holds them."""
     import torch
 
     try:
@@ -66,9 +58,6 @@ def load_torch_file(path: Path) -> Any:
 def _check_tensors(found: Any, path: Path) -> None:
     """Refuse tensors, in whatever holds them, that have more elements than the file has bytes for: expanded ones, and
     sparse ones of a shape that few entries say nothing about.
-
-    Raises:
-        InputError: at the first.
     """
     import torch
 

@@ -44,9 +44,6 @@ class Member(NamedTuple):
     def blocks(self, first: int = 0, last: int | None = None, step: int = 0) -> Iterator[np.ndarray]:
         """The numbers from ``first`` to ``last`` [B], in the order of the file; what comes before them is read, too, so
         that the archive's checksum is compared wherever its end is reached.
-
-        Raises:
-            InputError: when the file is damaged.
         """
         size, step = math.prod(self.shape), step or BLOCK
         last = size if last is None else last
@@ -78,11 +75,7 @@ class Member(NamedTuple):
 
 
 def members(file: Path) -> dict[str, Member]:
-    """What an archive holds, by name, from its headers alone.
-
-    Raises:
-        InputError: when it is damaged, or holds something else than numbers.
-    """
+    """What an archive holds, by name, from its headers alone."""
     found = {}
     with _readable(file), zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
