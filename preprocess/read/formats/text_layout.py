@@ -193,9 +193,8 @@ def _named_columns(
     if ends is None:
         weight, width = (2 if names and len(names) == 3 else -1), (-1 if names else 2)
         return _columns(head, (0, 1), weight, width, header=True, said=said)
-    own = (column_names.find_weights(head.path, words) if len(names or column_names.STANDARD) == 3 else []) or [
-        *(names or ())
-    ][2:]
+    own = column_names.find_weights(head.path, words) if len(names or column_names.STANDARD) == 3 else []
+    own = own or list(names or ())[2:]
     weight = column_names.position(head.path, words, own[0]) if own else -1
     if names is None:
         said += column_names.say_unread(head.path, words, [words[at] for at in (*ends, weight) if at >= 0])
