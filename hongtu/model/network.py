@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,6 +61,7 @@ class Network(Structure):
         self.drawn: list[Tensor] | None = None  # gets torch's generator behind every module that draws, where it is set
         self.given = 0  # columns of what the current module got
         self.forms = Forms([None] * len(self.layers))
+        self.found: dict[Hashable, Any] | None = {}  # of the modules, until people may change them: None from then on
 
     def twin(self) -> Network:
         """A copy of its modules on the CPU, with a context of its own, in the forms that are known of these."""

@@ -266,6 +266,7 @@ class Trainer(Inferring):
             self._written: dict[str, int] = {}  # how often each of these had been, before the step
             self._copies = False  # gradients before a step
             self._resting: Resting = []
+            self._network.found = None
 
     def _job(self, artifact: Artifact, loss: Losses | LinkLoss, **options: Any) -> Job:
         """Of the whole graph, or of a rank's share."""

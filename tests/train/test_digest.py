@@ -139,3 +139,15 @@ def test_what_is_somebodys_own_is_run_each_time(of: int) -> None:
         counts.append(len(calls))
         calls.clear()
     assert counts[0] == counts[1] > 0
+
+
+def test_a_trainer_tries_what_is_somebodys_own_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it plans twice, without a limit for the share and within it; again where people may have changed it."""
+    artifact, tried, refuse = problems.prepare(problems.awkward(), 2, 3), [], shape.refuse_mixing
+    monkeypatch.setattr(shape, "refuse_mixing", lambda *given: tried.append(1) or refuse(*given))
+    layers = [hnn.SAGEConv(6, 13), Own(), nn.Dropout(0.5), hnn.GATConv(13, 3)]
+    trainer = hongtu.Trainer(artifact, layers, device_memory="70%", loss="cross_entropy")
+    assert len(tried) == 1
+    trainer.model[2].p = 0.0
+    trainer.train_epoch()
+    assert len(tried) == 2

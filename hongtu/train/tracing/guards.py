@@ -151,9 +151,9 @@ def digest_of(model: Any) -> Hashable | None:
         return None
 
 
-def remembered(memo: dict[Hashable, T], key: Hashable | None, find: Callable[[], T]) -> T:
-    """What was found under a key, the oldest of too many being forgotten; without a key it is found anew."""
-    if key is None:
+def remembered(memo: dict[Hashable, T] | None, key: Hashable, find: Callable[[], T]) -> T:
+    """What was found under a key, the oldest of too many being forgotten; without a memo it is found anew."""
+    if memo is None:
         return find()
     if key not in memo:
         memo[key] = find()

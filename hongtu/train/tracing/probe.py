@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class Taken(NamedTuple):
     most: int
 
 
-_probed: dict[Hashable, dict[str, Taken]] = {}
+_probed: dict[Hashable, Any] = {}
 
 
 def probe_workspace(
@@ -162,9 +162,9 @@ class _Probe:
 
     def taken(self) -> dict[str, Taken]:
         """What layers take in every pass. Models and losses of known classes are run once in a process for blocks of
-        one size; of a graph with types, what counts is the most of blocks that have edges of one relation, and what the
-        others take however few edges they have."""
-        return remembered(_probed, self._key(), self._most_of_kinds)
+        one size, others once for a Trainer. Of a graph with types, what counts is the most of blocks that have edges of
+        one relation, and what the others take however few edges they have."""
+        return remembered(*self._known("taken"), self._most_of_kinds)
 
     def _most_of_kinds(self) -> dict[str, Taken]:
         with torch.random.fork_rng(devices=[]):
@@ -179,23 +179,23 @@ class _Probe:
         most = {name: max((of[name] for of in found), key=lambda x: x.most - x.before) for name in found[0]}
         if self.whole or len(kinds) == 1:
             return most
-        few = [replace(self, part=1 / max(self.sizes)).run(twin, kind) for kind in kinds]
-        beside = {name: sum(of[name].most for of in few) - min(of[name].most for of in few) for name in most}
+        few = replace(self, part=self.part / max(self.sizes) / 2)  # one of each
+        least = remembered(*few._known("least"), lambda: [few.run(twin, kind) for kind in kinds])
+        beside = {name: sum(of[name].most for of in least) - min(of[name].most for of in least) for name in most}
         return {name: x._replace(most=x.most + beside[name]) for name, x in most.items()}
 
-    def _key(self) -> Hashable | None:
-        """All that the memory of layers depends on there, or None where that is somebody's own."""
+    def _known(self, what: str) -> tuple[dict[Hashable, Any] | None, Hashable]:
+        """Where something is remembered, and under which key: all that the memory of layers depends on there."""
         plan, network, choice, sparse = self.plan, self.network, self.plan.choice, self.plan.shape.sparse_input
         scored = self.loss.known if isinstance(self.loss, MeanLoss) else [type(self.loss)]
         model = digest_of(network.modules), None if scored is None else digest_of(scored)
-        if None in model:
-            return None
-        numbers = None if sparse is None else (sparse.width, int(sparse.numbers(self.view).max()))
-        return (
-            model, network.transform_first, network.once_per_vertex, network.autocast, kernels_key(), self.dtype,
-            self.vertices, self.sizes, _most_with_loss(self.view, self.loss), numbers, self.view.edge_weight is None,
+        numbers = None if sparse is None else (sparse.width, ceil(self.part * int(sparse.numbers(self.view).max())))
+        with_loss = ceil(self.part * _most_with_loss(self.view, self.loss))
+        return network.found if None in model else _probed, (
+            what, model, network.transform_first, network.once_per_vertex, network.autocast, kernels_key(), self.dtype,
+            self.vertices, self.sizes, with_loss, numbers, self.view.edge_weight is None,
             replace(plan.shape, sparse_input=None), plan.strategy, choice.fuse, choice.save, plan.resident,
-            choice.structure, choice.ordered, choice.staging > 0, plan.apart, self.part, self.whole,
+            choice.structure, choice.ordered, choice.staging > 0, plan.apart, self.whole,
         )  # fmt: skip
 
     @property

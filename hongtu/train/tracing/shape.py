@@ -116,7 +116,7 @@ def _form_of(artifact: Artifact, dtype: torch.dtype) -> GraphForm:
 
 
 def _shown(network: Network, form: GraphForm, checks_rows: bool) -> _Shown:
-    """What a model shows on a few rows. One of known classes is run once in a process."""
+    """What a model shows on a few rows. One of known classes is run once in a process, others once for a Trainer."""
     model = digest_of(network.modules)
 
     def run() -> _Shown:
@@ -129,8 +129,8 @@ def _shown(network: Network, form: GraphForm, checks_rows: bool) -> _Shown:
         return _Shown(traced, forms, constant, stage_sweeps(network, traced, form))
 
     of_sides = network.transform_first, network.once_per_vertex, network.autocast
-    key = None if model is None else (model, form, kernels_key(), of_sides)
-    shown = remembered(_were_shown, key, run)
+    memo = network.found if model is None else _were_shown
+    shown = remembered(memo, (model, form, kernels_key(), of_sides), run)
     network.forms = copy.deepcopy(shown.forms)
     return shown
 
