@@ -21,6 +21,11 @@ from hongtu.nn.dropout import EdgeDropout
 GCN = "torch_geometric.nn.conv.gcn_conv"  # whose gcn_norm forwards call, too
 DROP_EDGES = "dropout_edge"
 DRAW_EDGES = ("dropout_adj", "dropout_node", "dropout_path", "add_random_edge", "negative_sampling")
+DRAWING = (
+    "torch_geometric.utils.dropout",
+    "torch_geometric.utils.augmentation",
+    "torch_geometric.utils._negative_sampling",
+)
 CHANGE_EDGES = (
     "add_self_loops", "add_remaining_self_loops", "remove_self_loops", "remove_isolated_nodes", "to_undirected",
     "coalesce", "sort_edge_index", "subgraph", "degree", "get_laplacian", "gcn_norm",
@@ -52,13 +57,16 @@ def drops_edges(node: fx.Node) -> bool:
 @contextmanager
 def functions_of_edges_seen() -> Iterator[None]:
     """Inside, ``torch_geometric.utils.dropout_edge(...)`` is a traced call wherever it is called: torch.fx sees those
-    of a module's own file by their names. So are torch's functions in whose place torch_geometric has put some that
+    of a module's own file alone. So are torch's functions in whose place torch_geometric has put some that
     look at sizes, and those that make tensors of sizes, where the rows are."""
+    named = {id(function): name for name, function in functions_of_edges().items()}
     before: list[tuple[Any, str, Any]] = [
-        (module, name, function)
-        for name, function in functions_of_edges().items()
+        (module, name, held[name])
         for module in [*sys.modules.values()]
-        if getattr(module, "__dict__", {}).get(name) is function and not _calls_its_own(module)
+        if not _calls_its_own(module)
+        for held in [getattr(module, "__dict__", {})]
+        for name in (named.values() if _is_installed(module) else [*held])  # by other names in files of people's own
+        if id(held.get(name)) in named
     ]
     replaced = [getattr(torch, name) for name in _REPLACED]
     before += [(torch, *found) for found in zip(_REPLACED, replaced, strict=True) if inspect.isfunction(found[1])]
@@ -88,10 +96,15 @@ def functions_of_edges_seen() -> Iterator[None]:
             setattr(module, name, function)
 
 
+def _is_installed(module: Any) -> bool:
+    return "-packages" in (getattr(module, "__file__", None) or "")
+
+
 def _calls_its_own(module: Any) -> bool:
     """Whether it is a file of torch_geometric or of ours, whose functions are traced as they are."""
     name = getattr(module, "__name__", "")
-    return name.startswith(("torch_geometric.", "hongtu.")) and name not in ("torch_geometric.utils", GCN)
+    ours = name.startswith(("torch_geometric.", "hongtu."))
+    return ours and name not in ("torch_geometric.utils", *DRAWING, GCN)
 
 
 def refuse_edges(node: fx.Node, title: str) -> None:

@@ -17,7 +17,14 @@ from hongtu.graph.given import as_array
 from hongtu.preprocess.read.collect import complete
 from hongtu.preprocess.read.directory import read_directory
 from hongtu.preprocess.read.formats import open_edges, table
-from hongtu.preprocess.read.formats.hetero_data import from_dgl, from_dict, from_hetero, is_dgl, is_hetero
+from hongtu.preprocess.read.formats.hetero_data import (
+    from_dgl,
+    from_dict,
+    from_hetero,
+    is_dgl,
+    is_hetero,
+    unread_of_dgl,
+)
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
 from hongtu.preprocess.read.formats.ogb import is_ogb, open_ogb
 from hongtu.preprocess.read.formats.ogb_types import is_ogb_types, open_ogb_types
@@ -84,6 +91,7 @@ def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) 
     else:
         raw = from_networkx(data) if is_networkx(data) else from_data(data)
     convert: dict[str, Callable[[Any], Any]] = {"features": as_features, "masks": as_masks}
+    raw.notes += unread_of_dgl(data)
     for piece, value in given.items():
         if value is not None:
             raw.edge_forms.pop(piece, None)

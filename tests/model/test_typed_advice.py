@@ -7,12 +7,15 @@ import re
 
 import pytest
 import torch
+import torch_geometric as pyg_itself
 import torch_geometric.nn as pyg
 from torch import nn
 from torch.nn import functional as F
 from torch_geometric import utils
 from torch_geometric.data import HeteroData
 from torch_geometric.transforms import ToUndirected
+from torch_geometric.utils import augmentation
+from torch_geometric.utils import dropout_edge as named
 
 import hongtu
 from hongtu.errors import InputError
@@ -421,6 +424,23 @@ def test_functions_that_draw_edges_are_named(name, remedy):
         return self.lin(self.own(x["paper"], edges[0] if isinstance(edges, tuple) else edges))
 
     with pytest.raises(InputError, match=rf"calls {name}, which draws edges anew in every epoch; {remedy}"):
+        hongtu.Trainer(prepare(graph()), hongtu.from_pyg(Net(forward, own=pyg.SAGEConv(6, 4))))
+
+
+def within(self, x, e):
+    from torch_geometric.utils.dropout import dropout_node as inside
+
+    return self.lin(self.own(x["paper"], inside(e[CITES])[0]))
+
+
+@pytest.mark.parametrize(("name", "forward"), [
+    ("dropout_edge", lambda self, x, e: self.lin(self.own(x["paper"], pyg_itself.utils.dropout_edge(e[CITES])[0]))),
+    ("dropout_edge", lambda self, x, e: self.lin(self.own(x["paper"], named(e[CITES], training=self.training)[0]))),
+    ("add_random_edge", lambda self, x, e: self.lin(self.own(x["paper"], augmentation.add_random_edge(e[CITES])[0]))),
+    ("dropout_node", within),
+])  # fmt: skip
+def test_functions_that_draw_edges_are_known_by_any_name(name, forward):
+    with pytest.raises(InputError, match=f"calls {name}, which draws edges anew in every epoch"):
         hongtu.Trainer(prepare(graph()), hongtu.from_pyg(Net(forward, own=pyg.SAGEConv(6, 4))))
 
 

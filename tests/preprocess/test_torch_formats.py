@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import networkx
 import numpy as np
@@ -175,6 +176,19 @@ def test_graphs_of_dgl(tmp_path):
         np.testing.assert_array_equal(hongtu.from_dgl(dgl_of(data(**beside)).formats(kept)).edge_index, expected)
     with pytest.raises(InputError, match="from_dgl: got Data, expected a graph of DGL"):
         hongtu.from_dgl(data())
+
+
+def test_what_is_left_out_of_a_graph_of_dgl_is_named(tmp_path, capfd):
+    of_types = hetero()
+    of_types["paper"].val_mask = torch.arange(9) > 6
+    typed, plain = dgl_of(of_types), dgl_of(data(edge_weight=torch.rand(60), edge_attr=torch.rand(60, 2)))
+    typed.nodes["paper"].data["year"] = torch.arange(9)
+    plain.ndata["year"] = torch.arange(24)
+    for graph, shown in ((typed, r"'year' of nodes\['paper'\].data"), (plain, "'year' of ndata and 'other' of edata")):
+        capfd.readouterr()
+        hongtu.preprocess_graph(data=graph, artifact=tmp_path / shown[-9:], partitions=1, chunks=1)
+        said = [line for line in capfd.readouterr().err.splitlines() if "not read" in line]
+        assert len(said) == 1 and re.search(f"the attributes {shown} are not read; of vertices 'feat'", said[0])
 
 
 def test_typed_vertices_and_edges(tmp_path):

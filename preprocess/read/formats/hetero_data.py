@@ -27,7 +27,7 @@ from hongtu.preprocess.read.check_labels import (
     has_label,
     of_numbers,
 )
-from hongtu.preprocess.read.formats.pyg_data import Ends, edges_of, masks_of, title_of, vertex_fields
+from hongtu.preprocess.read.formats.pyg_data import Ends, edges_of, masks_of, said_unread, title_of, vertex_fields
 from hongtu.preprocess.read.graph import SPLIT_NAMES, RawGraph
 from hongtu.preprocess.read.source import array_blocks, rounds
 from hongtu.preprocess.read.typed import make_typed
@@ -263,7 +263,7 @@ def from_dgl(graph: Any) -> Any:
     for ``hongtu.preprocess_graph(data=...)``, which takes the graph itself, too.
 
     Features, labels and masks are "feat", "label" and "train_mask" of the vertices, weights, features and types of
-    edges "weight", "feat" and "etype"; other data of the graph are left out.
+    edges "weight", "feat" and "etype"; other data of the graph are left out, which preprocessing says.
 
     Raises:
         InputError: for a sampled block, which is no graph.
@@ -285,12 +285,27 @@ def from_dgl(graph: Any) -> Any:
         stores[key].own_names["edge_index"] = "edges()" if place == "edata" else f"edges(etype={key!r})"
     if len(stores) == 2:
         vertices, edges = stores.values()
-        return SimpleNamespace(**vars(vertices) | vars(edges) | {"own_names": vertices.own_names | edges.own_names})
+        both = {name: getattr(vertices, name) | getattr(edges, name) for name in ("own_names", "unread")}
+        return SimpleNamespace(**vars(vertices) | vars(edges) | both)
     return TypedGraph(list(graph.ntypes), list(graph.canonical_etypes), stores)
 
 
+def unread_of_dgl(data: Any) -> list[str]:
+    """A note on data of a graph of DGL, of what ``from_dgl`` gave, that are left out, if there are some."""
+    stores = data.stores.values() if isinstance(data, TypedGraph) else [data]
+    unread = {place: keys for store in stores for place, keys in getattr(store, "unread", {}).items()}
+    return said_unread(
+        unread,
+        "of vertices 'feat', 'label', 'train_mask', 'val_mask' and 'test_mask' are, of edges 'weight', 'feat' and "
+        "'etype'",
+    )
+
+
 def _fields(data: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], place: str, **more: Any) -> SimpleNamespace:
-    """By torch_geometric's names, and with ``own_names``: where each is, or would be, in the graph."""
+    """By torch_geometric's names, with ``own_names``, where each is, or would be, in the graph, and ``unread``, which
+    others there are, by place."""
     own = {name: next((key for key in known if key in data), known[0]) for name, known in names.items()}
     found = {name: data[key] for name, key in own.items() if key in data}
-    return SimpleNamespace(**found, **more, own_names={name: f"{place}[{key!r}]" for name, key in own.items()})
+    left = {key for key in data if key not in own.values() and not (str(key).startswith("_"))}
+    own_names = {name: f"{place}[{key!r}]" for name, key in own.items()}
+    return SimpleNamespace(**found, **more, own_names=own_names, unread={place: left})

@@ -10,7 +10,7 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.graph.given import as_array
-from hongtu.preprocess.read.formats.pyg_data import from_data
+from hongtu.preprocess.read.formats.pyg_data import from_data, said_unread
 from hongtu.preprocess.read.graph import SPLIT_NAMES, RawGraph
 from hongtu.preprocess.read.source import to_names
 
@@ -49,12 +49,11 @@ def from_networkx(graph: Any) -> RawGraph:
     names |= {name: f"edges(data={key!r})" for name, key in own.items()} | {"edge_index": "edges()"}
     raw = from_data(SimpleNamespace(**fields, edge_index=ends, num_nodes=len(order), own_names=names))
     unread = {"nodes": of_vertices.keys() - names.keys(), "edges": of_edges.keys() - {*own.values()}}
-    if any(unread.values()):
-        shown = " and ".join(f"{', '.join(sorted(map(repr, keys)))} of {of}" for of, keys in unread.items() if keys)
-        raw.notes.append(
-            f"data: the attributes {shown} are not read; of nodes 'x', 'y', 'train_mask', 'val_mask' and 'test_mask' "
-            "are, of edges 'weight', 'edge_attr' and 'edge_type'"
-        )
+    raw.notes += said_unread(
+        unread,
+        "of nodes 'x', 'y', 'train_mask', 'val_mask' and 'test_mask' are, of edges 'weight', 'edge_attr' and "
+        "'edge_type'",
+    )
     raw.ids, raw.numbered = _ids(order), True
     return raw
 

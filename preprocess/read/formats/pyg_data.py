@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,6 +149,12 @@ def title_of(data: Any, name: str, key: str) -> str:
     """What messages call a field: where it is that of a graph of DGL or NetworkX, as people write it there."""
     own = getattr(data, "own_names", {}).get(key)
     return f"{name}.{key}" if own is None else f"{name.partition('[')[0]}.{own}"
+
+
+def said_unread(unread: Mapping[str, Collection[Any]], read: str) -> list[str]:
+    """A note that names attributes, by what has them, which nothing reads; empty where there are none."""
+    shown = " and ".join(f"{', '.join(sorted(map(repr, keys)))} of {of}" for of, keys in unread.items() if keys)
+    return [f"data: the attributes {shown} are not read; {read}"] if shown else []
 
 
 def _field(data: Any, name: str, key: str) -> np.ndarray | None:
