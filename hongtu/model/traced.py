@@ -114,8 +114,13 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             continue
         called = model.get_submodule(place) if node.op == "call_module" else None
         call = f"{title}.forward calls {place}"
-        rows_alone = names.keys() >= {*node.all_input_nodes} and not isinstance(called, nn.Embedding)
-        if called is not None and rows_alone and (several := parts(node, called, place, title)):
+        alone = names.keys() >= {*node.all_input_nodes} and not isinstance(called, nn.Embedding)
+        if (
+            called is not None
+            and alone
+            and not is_convolution(called)
+            and (several := parts(node, called, place, title))
+        ):
             for end, (taken, module) in several.items():
                 entries.append((module, tuple(names[other] for other in taken), f"v_{end.name}"))
                 names[end] = f"v_{end.name}"
