@@ -34,13 +34,17 @@ CHANGE_EDGES = (
 AS_THEY_ARE = "long", "int", "to", "cpu", "cuda", "contiguous", "clone", "detach"  # methods that give the same edges
 _REPLACED = ("select", "index_select")
 _FACTORIES = ("zeros", "ones", "full", "arange", "eye", "empty", "rand", "randn")
-_APART = ("edge_index[0]", "edge_index[1]", "unbind", "size", "shape", "numel", "max", "select", "chunk", "split")
+ALONG_EDGES = "scatter", "segment", "softmax"
+_APART = (
+    *ALONG_EDGES, "edge_index[0]", "edge_index[1]", "unbind", "size", "shape", "numel", "max", "select", "chunk",
+    "split",
+)  # fmt: skip
 
 
 def functions_of_edges() -> dict[str, Callable[..., Any]]:
     """Those of torch_geometric, where it is there."""
     rooms = [sys.modules.get(name) for name in ("torch_geometric.utils", GCN)]
-    names = DROP_EDGES, *DRAW_EDGES, *CHANGE_EDGES
+    names = DROP_EDGES, *DRAW_EDGES, *CHANGE_EDGES, *ALONG_EDGES
     return {name: getattr(room, name) for name in names for room in rooms[::-1] if hasattr(room, name)}
 
 
@@ -218,10 +222,10 @@ class EdgesLeft:
             return True
         masks = [other for other in node.all_input_nodes if self._is_mask(other)]
         if masks and (others != masks or first not in values or item is not masks[0] or first in self.by):
-            raise InputError(
-                f"{title}.forward calls {label(node)} with the mask that {DROP_EDGES} returns, which may only "
-                "index tensors of edges, as edge_attr[mask]"
-            )
+            remedy = "which may only index tensors of edges, as edge_attr[mask]"
+            if first.target == FEATURES and item is masks[0]:  # the first state of edges
+                remedy = "and edges whose values a layer updates, as a MetaLayer does, stay as they are; leave it out"
+            raise InputError(f"{title}.forward calls {label(node)} with the mask that {DROP_EDGES} returns, {remedy}")
         if masks:
             values[node], base[node], self.by[node] = values[first], base[first], self.by[masks[0]]
         return bool(masks)

@@ -143,7 +143,8 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             given = ", ".join(map(_shown, arguments["edge_index"]))
             raise InputError(
                 f"{call} with {given} in place of edges, and those of the graph are the second argument of forward; "
-                "take them, as forward(self, x, edge_index), and pass them on"
+                "take them, as forward(self, x, edge_index), and pass them on; edges that follow from rows, as of the "
+                "nearest, are made once, before hongtu.preprocess_graph"
             )
         of_module = called is not None or node.target is nn.functional.dropout
         if of_module and not (node.all_input_nodes and fixed.isdisjoint(taken)):

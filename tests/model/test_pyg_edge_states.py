@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
-from torch_geometric.utils import scatter
+from torch_geometric.utils import dropout_edge, scatter
 
 import hongtu
 from hongtu.errors import InputError
@@ -172,3 +172,40 @@ class OfTheGraph(nn.Module):
 def test_what_a_convolution_is_given_besides_is_refused(given):
     with pytest.raises(InputError, match=r"calls again with u, and a convolution .* leave that out"):
         hongtu.Trainer(problems.prepare(problems.edge_data()), hongtu.from_pyg(OfTheGraph(given)))
+
+
+OTHER_EDGES = {
+    "made of rows": (
+        lambda x, edges, e, training: (x, (torch.cdist(x, x) < 0.5).nonzero().T, torch.ones(5, H)),
+        "in place of edges, .* made once, before hongtu.preprocess_graph",
+    ),
+    "left of them": (
+        lambda x, edges, e, training: (x, dropout_edge(edges, training=training)[0], e),
+        "drops edges that have states",
+    ),
+    "taken apart": (
+        lambda x, edges, e, training: (x + scatter(e, edges[1], 0, dim_size=x.size(0)), edges, e),
+        r"takes edges apart \(edge_index\[1\]\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_EDGES)
+def test_edges_that_a_forward_makes_or_removes_are_refused(name):
+    class Model(Metas):
+        def forward(self, x, edge_index, edge_attr):
+            x, e, _ = self.steps[0](x, edge_index, edge_attr)
+            return self.steps[1](*OTHER_EDGES[name][0](x, edge_index, e, self.training))[0]
+
+    with pytest.raises(InputError, match=OTHER_EDGES[name][1]):
+        hongtu.Trainer(problems.prepare(problems.edge_data()), hongtu.from_pyg(Model(6, 3)))
+
+
+def test_states_of_some_edges_are_refused():
+    class Model(Metas):
+        def forward(self, x, edge_index, edge_attr):
+            edges, mask = dropout_edge(edge_index, training=self.training)
+            return self.steps[0](x, edges, edge_attr[mask])[0]
+
+    with pytest.raises(InputError, match="edges whose values a layer updates, as a MetaLayer does, stay as they are"):
+        hongtu.from_pyg(Model(P, 3))
