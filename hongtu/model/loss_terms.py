@@ -171,7 +171,7 @@ def checked(title: str, losses: Any, count: int, *, draws: bool = False) -> Tens
         what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else repr(losses)
         remedy = "return losses per vertex, whose plain mean over the mask is taken"
         if draws:
-            remedy = AT_RANDOM
+            remedy = f"{remedy}, as of reduction='none'; {AT_RANDOM}"
         elif isinstance(losses, Tensor) and losses.ndim == 0:
             remedy = (
                 "pass torch's loss itself, such as torch.nn.CrossEntropyLoss(weight=...), whose mean over the mask is "

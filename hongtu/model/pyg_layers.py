@@ -6,6 +6,7 @@ torch_geometric itself is not imported: its modules are known by their names.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -81,7 +82,9 @@ def layers_of(conv: nn.Module, title: str, edge_features: bool, *, updates_edges
         except ValueError as error:
             if option:
                 raise InputError(f"from_pyg: {title} {option}") from None
-            reason = altered and f"{altered}, which hongtu.nn.{name} does not have; write a hongtu.nn.Layer"
+            of_rows = re.fullmatch("it has (forward|backward)( pre)? hooks", altered)
+            remedy = "hook a torch.nn.Identity() before or behind it" if of_rows else "write a hongtu.nn.Layer"
+            reason = altered and f"{altered}, which hongtu.nn.{name} does not have; {remedy}"
             raise InputError(f"from_pyg: {title}: {reason or error}") from None
         wrapped.uses_edge_features &= edge_features
         return [(wrapped, {name: name.removeprefix("conv.") for name in wrapped.state_dict()})]

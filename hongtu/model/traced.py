@@ -139,6 +139,11 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
         if node.target is getattr and node.args[1] == "dtype":
             dtypes[node] = "", torch.zeros(())
         reads = not edges.isdisjoint(node.all_input_nodes)
+        if called is not None and reads and edges.issuperset(node.all_input_nodes) and not is_convolution(called):
+            raise InputError(
+                f"{call} with edges alone, and what a module does to edges is not seen; write it into forward itself, "
+                "as dropout_edge(edge_index, p, training=self.training) of torch_geometric.utils"
+            )
         if called is not None and is_convolution(called) and not edges.issuperset(arguments.get("edge_index", ())):
             given = ", ".join(map(_shown, arguments["edge_index"]))
             raise InputError(

@@ -81,6 +81,28 @@ def test_hooks_of_convolutions_get_the_rows(convolution):
     trains_as_in_torch(forward, hooked)
 
 
+@pytest.mark.parametrize("hook", ["forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_of_convolutions_that_need_the_graph_are_those_of_identities(hook):
+    """As the message advises: the rows before and behind are the convolution's."""
+    hooks = {
+        "forward_pre_hook": lambda module, given: (given[0] * 0.5, *given[1:]),
+        "forward_hook": lambda module, given, out: out + given[0].tanh(),
+        "full_backward_hook": lambda module, given, out: (given[0] * 0.5, *given[1:]),
+        "full_backward_pre_hook": lambda module, out: (out[0] * 0.5,),
+    }
+
+    def forward(self, x, edge_index):
+        return self.last(self.around(self.part(self.first(x, edge_index), edge_index)), edge_index)
+
+    def hooked(model, part):
+        model.part, model.around = pyg.GCNConv(8, 8).double(), torch.nn.Identity()
+        getattr(getattr(model, part), f"register_{hook}")(hooks[hook])
+
+    with pytest.raises(InputError, match=r"has .* hooks, which .* does not have; hook a torch.nn.Identity\(\) before"):
+        trains_as_in_torch(forward, lambda model: hooked(model, "part"))
+    trains_as_in_torch(forward, lambda model: hooked(model, "around"))
+
+
 def test_hooks_of_convolutions_of_one_type_get_the_rows():
     class Net(torch.nn.Module):
         def __init__(self):

@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -298,6 +299,27 @@ def test_vertices_chosen_at_random_are_named_so(choice):
     with pytest.raises(InputError, match=r"rows that it chooses or orders at random, .*; draw a number for each"):
         hongtu.Trainer(artifact, GCN.build(problem), loss=loss)
     assert not draws_since(before)
+
+
+DRAWN = {
+    "dropout": lambda out: functional.dropout(out, 0.3),
+    "noise": lambda out: out + 0.1 * torch.randn_like(out),
+    "gumbel": lambda out: functional.gumbel_softmax(out),
+}
+
+
+@pytest.mark.parametrize("drawn", DRAWN)
+def test_a_mean_of_what_is_drawn_is_asked_for_losses_of_vertices(drawn):
+    """No vertex is chosen there: without a mean it is taken, as the message says first."""
+    problem = problems.awkward()
+    artifact = problems.prepare(problem, 2, 3)
+
+    def loss(out, target, reduction="mean"):
+        return functional.cross_entropy(DRAWN[drawn](out), target, reduction=reduction)
+
+    with pytest.raises(InputError, match=r"\(\), expected .*; return losses per vertex, .* of reduction='none'"):
+        hongtu.Trainer(artifact, GCN.build(problem), loss=loss)
+    hongtu.Trainer(artifact, GCN.build(problem), loss=partial(loss, reduction="none")).train_epoch()
 
 
 def test_a_number_for_each_vertex_takes_half_of_them():

@@ -191,6 +191,21 @@ WRITTEN = {  # and what is said of it
 }
 
 
+class Drops(torch.nn.Module):
+    def forward(self, edge_index):
+        return torch_geometric.utils.dropout_edge(edge_index, 0.3, training=self.training)[0]
+
+
+@pytest.mark.parametrize("inside", [Drops, torch.nn.Identity, lambda: torch.nn.Sequential(Drops(), Drops())])
+def test_what_modules_do_to_edges_belongs_into_forward(inside):
+    model = Written(lambda self, x, e: self.last(self.first(x, self.drop(e)), e), 6, 3)
+    model.drop = inside()
+    with pytest.raises(
+        InputError, match=r"forward calls drop with edges alone, .*; write it into forward itself, as dropout_edge"
+    ):
+        hongtu.from_pyg(model)
+
+
 def hooks_rows(self, x, e):
     h = self.first(x, e)
     if h.requires_grad:

@@ -95,6 +95,17 @@ def test_triples_without_names_need_a_line_of_them(content, header, tmp_path):
     assert read(tmp_path, "e.csv", f"{header}\n{content}", relabel=True, columns=columns) == [("a", "b"), ("b", "a")]
 
 
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+@pytest.mark.parametrize(("columns", "order"), [
+    ("head,relation,tail", "head,tail,relation"), ("subject,predicate,object", "subject,object,predicate"),
+    ("h,r,t", "h,t,r"), ("src,weight,dst", "src,dst,weight"), ("weight,source,target", "source,target,weight"),
+])  # fmt: skip
+def test_an_end_of_an_edge_is_not_read_as_its_type(columns, order, ending, tmp_path):
+    with pytest.raises(InputError, match=f"the type or weight of each edge, .*; pass --columns {order}"):
+        load(tmp_path, ending, order, columns=columns)
+    assert load(tmp_path, ending, order, columns=order) in ([THIRD, None], [None, THIRD])
+
+
 def test_single_letters_name_the_ends_of_triples(tmp_path):
     for header in ("h,r,t", "s,p,o"):
         assert read(tmp_path, "e.csv", f"{header}\na,x,b\nb,y,a\n", relabel=True) == [("a", "b"), ("b", "a")]

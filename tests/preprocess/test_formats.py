@@ -786,6 +786,16 @@ def test_networkx_attributes(tmp_path, capfd):
         run(graph, tmp_path / "b")
 
 
+@pytest.mark.parametrize("label", [[1, 0, 1], np.array([0.0, 1.0]), (True, False)])
+def test_vertices_of_networkx_that_lack_several_labels_have_none(label, tmp_path):
+    graph = networkx.path_graph(4)
+    networkx.set_node_attributes(graph, {0: label, 1: label, 3: label}, "y")
+    networkx.set_node_attributes(graph, {0: True, 1: True}, "train_mask")
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "a", partitions=1, chunks=1, features="degree")
+    known = np.isfinite(np.asarray(artifact.labels, dtype=float)[np.argsort(artifact.original_id)])
+    assert known.shape == (4, len(label)) and known.all(1).tolist() == [True, True, False, True]
+
+
 def test_networkx_refusals(tmp_path):
     graph = networkx.DiGraph()
     graph.add_edge(1, "1")

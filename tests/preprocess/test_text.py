@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import lzma
 import re
@@ -89,6 +90,21 @@ def test_where_all_lines_stand_alone_the_first_is_not_guessed(tmp_path, capsys):
     capsys.readouterr()
     read(tmp_path, "e.csv", f"mentor,pupil\n{RING}", relabel=True)
     assert "line 1: 'mentor,pupil' is taken for the names of the columns; if it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("between", [",", "\t"])
+@pytest.mark.parametrize("more", ["", "2020"])
+def test_names_before_a_triple_are_as_many_as_its_columns(between, more, tmp_path):
+    lines = [between.join([*line, *more.split()]) for line in ("arb", "cqd", "ese")]
+    content, ending = "\n".join([*lines, ""]), ".csv" if between == "," else ".tsv"
+    if not more:
+        with pytest.raises(InputError, match="may be an edge, or the names of the columns") as refused:
+            read(tmp_path, f"e{ending}", content, relabel=True)
+    else:
+        with pytest.raises(InputError, match="put a line before the first that names the columns") as refused:
+            read(tmp_path, f"e{ending}", content, relabel=True)
+    first = ast.literal_eval(re.search("such as ('.*?')", str(refused.value))[1])
+    assert read(tmp_path, f"e{ending}", f"{first}\n{content}", relabel=True) == [("a", "b"), ("c", "d"), ("e", "e")]
 
 
 def test_a_first_line_is_compared_with_whole_fields_of_the_whole_file(tmp_path, monkeypatch):

@@ -73,6 +73,23 @@ def is_weight(name: str) -> bool:
     return bool(WEIGHT.fullmatch(_letters(name)))
 
 
+def check_order(path: Path, names: Sequence[str] | None) -> None:
+    """Refuse three names of which the third is an end of an edge, as triples have it: it would be read as the type.
+
+    Raises:
+        InputError: with the order in which they are read.
+    """
+    ends = find_ends([*names]) or find_paired_ends([*names]) if names is not None and len(names) == 3 else None
+    if names is None or ends is None or 2 not in ends:
+        return
+    read = [names[at] for at in (*ends, 3 - sum(ends))]
+    if is_relation(read) or is_weight(read[2]):
+        raise InputError(
+            f"{path}: columns {', '.join(names)}, expected source, destination and the type or weight of each edge, "
+            f"whatever their order in the file; pass --columns {','.join(read)}"
+        )
+
+
 def find_weights(path: Path, words: Sequence[str]) -> list[str]:
     """The column that is called weight, or in another case where none is, if there is one.
 

@@ -71,7 +71,8 @@ def _filled(values: list[Any], of: str, name: str) -> np.ndarray:
         raise InputError(
             f"data: {lacking} of {len(values)} {of} lack the attribute {name!r}; give it to all, or to none"
         )
-    values = [MISSING[name] if value is None else value for value in values]
+    form = np.shape(next(value for value in values if value is not None))  # of several labels all are unknown
+    values = [np.full(form, MISSING[name]) if value is None else value for value in values]
     try:
         values = list(map(float, values)) if name in WEIGHTS else values
     except (TypeError, ValueError, OverflowError) as error:

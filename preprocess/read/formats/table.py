@@ -76,6 +76,7 @@ def open_table(path: Path, names: tuple[str, ...] | None) -> RawGraph:
         raise InputError(
             f"{path}: needs pyarrow; run `pip install 'hongtu[arrow]'`, or write the edges as .csv"
         ) from None
+    column_names.check_order(path, names)
     files = _parts(path)
     first = _schema(files[0])
     table, present = _find_columns(files[0], first, list(names or ())), first.names

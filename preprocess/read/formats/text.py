@@ -14,7 +14,13 @@ import numpy as np
 
 from hongtu.errors import InputError
 from hongtu.preprocess.read.formats import text_lines
-from hongtu.preprocess.read.formats.text_layout import Columns, find_columns, is_counted, starts_as_comments
+from hongtu.preprocess.read.formats.text_layout import (
+    Columns,
+    find_columns,
+    is_counted,
+    likely_names,
+    starts_as_comments,
+)
 from hongtu.preprocess.read.graph import RawGraph
 from hongtu.preprocess.read.source import EdgeBlock, NotIntegers, of_text
 
@@ -130,11 +136,8 @@ def _explained(kind: int, found: int, columns: Columns, line: bytes, *, names: b
             "each edge where a line is a vertex and its neighbours, or pass --columns source,destination to ignore "
             "what follows the ends"
         )
-    between, named = chr(columns.delimiter) if columns.delimiter else " ", ["source", "relation", "destination"]
-    ends = all(map(text_lines.NUMBER.fullmatch, row[:2]))
-    if ends:  # no triple, whose second is a word
-        named = ["source", "destination", "relation"]
-    named += [f"other{k}" for k in range(1, found - 2)]
+    between = chr(columns.delimiter) if columns.delimiter else " "
+    ends, named = all(map(text_lines.NUMBER.fullmatch, row[:2])), likely_names(row)
     more = f"put a line before the first that names the columns in their order, such as {between.join(named)!r}"
     weighed = text_lines.is_number(row[2]) or text_lines.DECIMALS.fullmatch(row[2])
     if weighed or ends:

@@ -87,6 +87,7 @@ def find_columns(path: Path, names: tuple[str, ...] | None, *, as_text: bool) ->
     Raises:
         InputError: when a named column is not there, or the first line may be an edge as well as names.
     """
+    column_names.check_order(path, names)
     head, count = _look(path, as_text), 2 if names is None else len(names)
     words = head.words()
     if names is not None and set(names) & set(words):
@@ -238,11 +239,24 @@ def _is_header(head: Head, ends: tuple[int, int], *, sure: bool) -> bool:
         if alike <= ALIKE * len(others):
             return True
     shown = [word.decode(errors="replace") for word in words]
+    between = chr(head.delimiter) if head.delimiter else " "
     raise InputError(
         f"{head.path}: line {head.number}: {shown[0]!r} and {shown[1]!r} may be an edge, or the names of the columns; "
-        f"pass --columns {shown[0]},{shown[1]} if they are names, else put a line of names before it: source and "
-        "destination"
+        f"pass --columns {shown[0]},{shown[1]} if they are names, else put a line of names before it, such as "
+        f"{between.join(likely_names(first))!r}"
     )
+
+
+def likely_names(row: list[bytes]) -> list[str]:
+    """What the columns of an edge may be called: the second of a triple is a word, and no vertex.
+
+    >>> likely_names([b"a", b"b"]), likely_names([b"a", b"r", b"b"]), likely_names([b"0", b"1", b"5", b"x"])
+    (['source', 'destination'], ['source', 'relation', 'destination'], ['source', 'destination', 'relation', 'other1'])
+    """
+    named = ["source", "destination"]
+    if len(row) > 2:
+        named.insert(2 if all(map(text_lines.NUMBER.fullmatch, row[:2])) else 1, "relation")
+    return named + [f"other{k}" for k in range(1, len(row) - 2)]
 
 
 def _is_counted(first: list[bytes], others: list[list[bytes]], ends: tuple[int, int]) -> bool:
