@@ -796,6 +796,22 @@ def test_vertices_of_networkx_that_lack_several_labels_have_none(label, tmp_path
     assert known.shape == (4, len(label)) and known.all(1).tolist() == [True, True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [(("a", "b"), "is text, expected numbers"), (([1.0], [1.0, 2.0]), "has 1 and 2 numbers"), ((3.0, 4.0), None)],
+)
+def test_features_of_networkx_are_numbers_and_as_many_of_each(values, found, tmp_path):
+    graph = networkx.path_graph(2)
+    networkx.set_node_attributes(graph, dict(enumerate(values)), "x")
+    options = {"partitions": 1, "chunks": 1, "labels": np.arange(2), "masks": {"train": np.ones(2, bool)}}
+    if found:
+        with pytest.raises(hongtu.errors.InputError, match=f"the attribute 'x' of nodes {found}"):
+            hongtu.preprocess_graph(data=graph, artifact=tmp_path / "a", **options)
+        return
+    artifact = hongtu.preprocess_graph(data=graph, artifact=tmp_path / "a", **options)
+    assert np.asarray(artifact.features)[np.argsort(artifact.original_id)].tolist() == [[3.0], [4.0]]
+
+
 def test_networkx_refusals(tmp_path):
     graph = networkx.DiGraph()
     graph.add_edge(1, "1")

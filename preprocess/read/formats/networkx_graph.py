@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,8 +72,16 @@ def _filled(values: list[Any], of: str, name: str) -> np.ndarray:
         raise InputError(
             f"data: {lacking} of {len(values)} {of} lack the attribute {name!r}; give it to all, or to none"
         )
-    form = np.shape(next(value for value in values if value is not None))  # of several labels all are unknown
+    forms = {np.shape(value) for value in values if value is not None}
+    if name not in WEIGHTS and any(isinstance(value, str) for value in values):
+        raise InputError(f"data: the attribute {name!r} of {of} is text, expected numbers; number the kinds from 0")
+    if len(forms) > 1:
+        found = " and ".join(str(prod(form)) for form in sorted(forms))
+        raise InputError(f"data: the attribute {name!r} of {of} has {found} numbers, expected as many for each")
+    (form,) = forms  # of several labels all are unknown
     values = [np.full(form, MISSING[name]) if value is None else value for value in values]
+    if name == "x" and form == ():
+        values = [[value] for value in values]
     try:
         values = list(map(float, values)) if name in WEIGHTS else values
     except (TypeError, ValueError, OverflowError) as error:
