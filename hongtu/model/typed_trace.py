@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from hongtu.errors import InputError
 from hongtu.graph.artifact import Artifact
 from hongtu.graph.vertex_types import VertexTypes
+from hongtu.kernels.torch_private import has_hooks
 from hongtu.model.checks import modes_kept
 from hongtu.model.edge_functions import AS_THEY_ARE, refuse_edges
 from hongtu.model.expression import label
@@ -327,9 +328,12 @@ def _check_local(conv: nn.Module, given: Any, found: Any, title: str) -> None:
     for whole, few in zip(_tensors(found), _tensors(again), strict=True):
         if not torch.allclose(whole[:last], few[:last], rtol=1e-4, atol=1e-5):
             name = type(getattr(conv, "conv", conv)).__name__
+            remedy = "use a convolution that does not, such as SAGEConv, GraphConv, GATConv or HGTConv"
+            if has_hooks(getattr(conv, "conv", conv)):
+                remedy = "leave out what its hooks make of other rows"
             raise InputError(
                 f"{title}: {name} gives rows that depend on more than a vertex's in-edges and their sources, all that "
-                "a chunk has; use a convolution that does not, such as SAGEConv, GraphConv, GATConv or HGTConv"
+                f"a chunk has; {remedy}"
             )
 
 

@@ -119,6 +119,20 @@ def test_hooks_of_convolutions_of_one_type_get_the_rows():
     check(Net(), graph())
 
 
+def test_hooks_of_convolutions_that_look_at_other_rows_are_named():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(6, 3)
+            self.conv.register_forward_hook(lambda module, given, out: out + given[0].mean())
+
+        def forward(self, x_dict, edge_index_dict):
+            return self.conv(x_dict["paper"], edge_index_dict[CITES])
+
+    with pytest.raises(InputError, match="leave out what its hooks make of other rows"):
+        check(Net(), graph())
+
+
 NORMS = {
     "whole": (lambda: pyg.GraphNorm(8), lambda norm: norm),
     "batch": (lambda: pyg.BatchNorm(8), lambda norm: norm),
