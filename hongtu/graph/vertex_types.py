@@ -90,8 +90,8 @@ class VertexIds:
         name_text: uint8, the names in UTF-8, one after the other.
 
     >>> ids = VertexIds(name_start=np.array([0, 1, 3]), name_text=np.frombuffer(b"xyz", dtype=np.uint8))
-    >>> list(ids), ids.numbers(["yz", "x"]).tolist()
-    (['x', 'yz'], [1, 0])
+    >>> list(ids), ids[:1], ids.numbers(["yz", "x"]).tolist()
+    (['x', 'yz'], ['x'], [1, 0])
     """
 
     def __init__(
@@ -105,7 +105,9 @@ class VertexIds:
     def __len__(self) -> int:
         return len(self._integers) if self._integers is not None else len(self._start) - 1  # type: ignore[arg-type]
 
-    def __getitem__(self, number: int) -> int | str:
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return [self[k] for k in range(len(self))[number]]
         if self._integers is not None:
             return int(self._integers[number])
         number = range(len(self))[number]

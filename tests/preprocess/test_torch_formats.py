@@ -404,7 +404,7 @@ class Harmful:
     (data(edge_index=torch.tensor([[0, 1], [1, -1]])), "edge 1: vertex -1, expected 0"),
     (data(edge_index=torch.zeros(2, 3)), "vertex ids of type float32"),
     (data(y=None), "graph.pt.y: missing; supply labels or pass --labels random:C"),
-    ([1, 2], "expected), found a list; pass one Data of it, such as dataset[0]"),
+    ([1, 2], "expected), found a list; pass one graph of it, such as dataset[0]"),
     ("Cora", "expected), found a str; `hongtu preprocess` reads files"),
     ({"edge_index": torch.zeros(3, 2, dtype=torch.long)}, ".edge_index.t()"),
     (data(edge_weight=torch.ones(60, dtype=torch.complex64)), "edge_weight: complex64, expected real numbers"),
@@ -451,3 +451,17 @@ def test_predictions_by_the_ids_of_the_input(tmp_path):
     assert list(artifact.vertex_ids)[33] == "member 33"
     with pytest.raises(InputError, match="vertex 'member 34' is not among"):
         trainer.predict(["member 34"])
+
+
+def test_datasets_are_named(tmp_path):
+    """As DGL's, which are no sequences."""
+
+    class Dataset:
+        def __getitem__(self, number):
+            return data()
+
+        def __len__(self):
+            return 1
+
+    with pytest.raises(InputError, match=r"found a Dataset; pass one graph of it, such as dataset\[0\]"):
+        hongtu.preprocess_graph(data=Dataset(), artifact=tmp_path / "a")

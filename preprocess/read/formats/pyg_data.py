@@ -198,8 +198,9 @@ def _num_vertices(data: Any, name: str) -> int | None:
 def _fields(data: Any) -> str:
     if isinstance(data, str | os.PathLike):
         return f"a {type(data).__name__}; `hongtu preprocess` reads files"
-    if isinstance(data, Sequence):
-        return f"a {type(data).__name__}; pass one Data of it, such as dataset[0]"
+    of_many = hasattr(data, "__getitem__") and not hasattr(data, "keys") and not hasattr(data, "shape")
+    if isinstance(data, Sequence) or of_many:  # as DGL's datasets
+        return f"a {type(data).__name__}; pass one graph of it, such as dataset[0]"
     if hasattr(data, "shape") or not (hasattr(data, "keys") or hasattr(data, "__dict__")):
         if getattr(data, "ndim", 0) != 2:
             return f"a {type(data).__name__}"
