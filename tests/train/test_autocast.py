@@ -23,6 +23,8 @@ MIXED = Model(
     None,
 )  # fmt: skip
 
+GAT = SIX[4]
+
 
 def make(model, grain, autocast=torch.bfloat16, **options):
     options = {"dtype": torch.float32, "autocast": autocast} | options
@@ -34,7 +36,7 @@ def flat(gradients):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [SIX[0], SIX[1], SIX[4], MIXED], ids=repr)
+@pytest.mark.parametrize("model", [SIX[0], SIX[1], GAT, MIXED], ids=repr)
 def test_gradients_are_close_to_those_in_single_precision(model):
     exact = training.train(make(model, (1, 1), None), 1)
     expected = flat(exact.gradients[0])
@@ -42,9 +44,12 @@ def test_gradients_are_close_to_those_in_single_precision(model):
         budget = "smallest" if strategy == "full" else None
         trainer = make(model, (2, 3), strategy=strategy, device_memory=budget)
         found = training.train(trainer, 1)
-        assert found.losses[0] != exact.losses[0], "nothing was computed in bfloat16"
+        difference = float((flat(found.gradients[0]) - expected).norm() / expected.norm())
+        # what the paper computes for each edge stays in single precision: there is nothing else in its attention
+        rounds = any(trainer._network.once_per_vertex) or model is not GAT
+        least, most = (1e-4, 0.15) if rounds else (0, 1e-5)
+        assert least <= difference < most
         assert found.losses[0] == pytest.approx(exact.losses[0], rel=0.02)
-        assert float((flat(found.gradients[0]) - expected).norm() / expected.norm()) < 0.15
         record = trainer.train_epoch()
         assert (record.bytes, record.arena_bytes) == (trainer.plan.bytes, trainer.plan.arena_bytes)
         if budget:
