@@ -72,6 +72,11 @@ def is_pyg(part: Any, where: str = "") -> bool:
     return type(part).__module__.startswith(f"torch_geometric.{where}")
 
 
+def is_known(part: Any) -> bool:
+    """Whether an object is of one of torch's, torch_geometric's or hongtu's classes."""
+    return type(part).__module__.split(".")[0] in ("torch", "torch_geometric", "hongtu")
+
+
 def derives_from_pyg(part: Any, where: str = "") -> bool:
     """Whether its class, or a base of it, is."""
     return any(base.__module__.startswith(f"torch_geometric.{where}") for base in type(part).__mro__)

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from hongtu.errors import InputError, note
-from hongtu.kernels.torch_private import compiled_from, derives_from_pyg, has_hooks, is_dropout, takes_batch_statistics
+from hongtu.kernels.torch_private import (
+    compiled_from,
+    derives_from_pyg,
+    has_hooks,
+    is_dropout,
+    is_known,
+    takes_batch_statistics,
+)
 from hongtu.nn.layer import TRANSFORMS, Layer, is_plain
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
@@ -215,8 +222,7 @@ def may_write(module: nn.Module) -> bool:
 
 
 def _may_write(module: nn.Module) -> bool:
-    known = type(module).__module__.split(".")[0] in ("hongtu", "torch", "torch_geometric")
-    return not known or getattr(module, "inplace", False) or not _plain_activation(module)
+    return not is_known(module) or getattr(module, "inplace", False) or not _plain_activation(module)
 
 
 def is_random(module: nn.Module) -> bool:

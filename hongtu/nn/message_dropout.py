@@ -1,4 +1,4 @@
-"""Dropout in a convolution that runs as it is: what an edge of a message, or a destination, draws depends on it alone.
+"""Dropout in a convolution that runs as it is: what an edge, a destination or a source draws depends on it alone.
 
 Legend: D destinations and S sources of a block, E edges.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hongtu.kernels.torch_private import is_dropout, is_pyg
+from hongtu.kernels.torch_private import is_dropout, is_known, is_pyg
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
 
@@ -32,12 +32,20 @@ class Edges(NamedTuple):
         ids: int64 [E].
         rows: int64 [D], the same of the destinations, and of the self-loops that a convolution may add.
         alike: sources and destinations are of one type.
+        others: int64 [N - D], where a convolution is given N rows of vertices as one tensor, the same of those behind
+            the destinations. Not by the vertices of the graph: only what it gives for destinations is kept.
     """
 
     ends: Tensor
     ids: Tensor
     rows: Tensor
     alike: bool = True
+    others: Tensor | None = None
+
+    def ids_of_rows(self, count: int) -> Tensor | None:
+        """int64 [count], of the rows that a convolution has beside messages; None: of others."""
+        vertices = self.rows if self.others is None else torch.cat([self.rows, self.others])
+        return next((ids for ids in (vertices, self.ids) if len(ids) == count), None)
 
     def ids_of(self, ends: Tensor) -> Tensor | None:
         """int64 [N], of those edges [2, N] that a convolution has made of these, other self-loops among the same edges;
@@ -59,14 +67,16 @@ class Edges(NamedTuple):
 
 
 def may_drop(conv: Any) -> bool:
-    """Whether a convolution may call ``torch.nn.functional.dropout``: one that is not torch_geometric's, or has a part
-    with a rate."""
+    """Whether a convolution may call ``torch.nn.functional.dropout``: one that has a part with a rate, or of somebody's
+    own."""
 
     def rates(part: Any) -> list[Any]:
         rate = getattr(part, "dropout", 0)
         return [*(rate if isinstance(rate, list | tuple) else [rate]), getattr(part, "p", 1) if is_dropout(part) else 0]
 
-    return not is_pyg(conv) or any(isinstance(x, int | float) and x > 0 for part in conv.modules() for x in rates(part))
+    return any(
+        not is_known(part) or any(type(x) in (int, float) and x > 0 for x in rates(part)) for part in conv.modules()
+    )
 
 
 def dropped_by_id(module: nn.Module) -> set[nn.Module]:
@@ -160,15 +170,15 @@ class _Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        ids = self._ids() if training and 0 < p <= 1 else None
+        ids = self._ids(len(input)) if training and 0 < p <= 1 else None
         if ids is None or len(ids) != len(input):
             return functional.dropout(input, p, training, inplace)
         dropped: Tensor = self._dropout(input, ids, p)
         return input.copy_(dropped) if inplace else dropped
 
-    def _ids(self) -> Tensor | None:
-        """Of the messages that are being made, or of the destinations."""
+    def _ids(self, count: int) -> Tensor | None:
+        """Of the messages that are being made, or of so many vertices or edges."""
         edges = self._edges()
         if not self._depth:
-            return edges.rows
+            return edges.ids_of_rows(count)
         return edges.ids_of(self._ends) if isinstance(self._ends, Tensor) else None

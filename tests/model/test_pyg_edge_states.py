@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -12,6 +16,7 @@ import hongtu
 from hongtu.errors import InputError
 from tests import problems
 from tests.models import H
+from tests.ranks.turns import run_ranks
 from tests.training import sgd
 
 P = problems.EDGE_COLUMNS
@@ -105,6 +110,34 @@ class Convs(nn.Module):
         return self.third(x, edge_index, edge_attr)
 
 
+class Dropping(nn.Module):
+    """In the models of its steps, of edges and of vertices, and before messages of somebody's own."""
+
+    def __init__(self, f, c):
+        super().__init__()
+        self.first, self.second, self.third = meta(f, P, H), Conv(H, H, H), meta(H, H, c, "sum")
+        for step in (self.first, self.third):
+            step.edge_model.mlp.append(nn.Dropout(0.4))
+            step.node_model.before.insert(1, nn.Dropout(0.3))
+            step.node_model.behind = DropsBehind(step.node_model.behind)
+        self.second.edge = DropsBehind(self.second.edge)
+
+    def forward(self, x, edge_index, edge_attr):
+        x, edge_attr, _ = self.first(x, edge_index, edge_attr)
+        x, edge_attr = self.second(x.relu(), edge_index, edge_attr)
+        x, _, _ = self.third(x.relu(), edge_index, edge_attr)
+        return x
+
+
+class DropsBehind(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, rows):
+        return nn.functional.dropout(self.module(rows), 0.2, self.training)
+
+
 def made(kind, problem):
     torch.manual_seed(3)
     return kind(problem.width, problem.classes).double()
@@ -131,6 +164,32 @@ def test_as_the_model_itself(kind):
         for (name, before), now in zip(model.named_parameters(), trained.parameters(), strict=True):
             expected = before.detach() - 0.3 * (0 if before.grad is None else before.grad)
             torch.testing.assert_close(now.detach(), expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def ring():
+    """Of whose edges there are as many as sources, and as destinations."""
+    problem = problems.edge_data()
+    vertices = np.arange(problem.num_vertices)
+    edges, features = np.stack([vertices, np.roll(vertices, 1)]), problem.edge_features[: len(vertices)]
+    return dataclasses.replace(problem, edges=edges, weights=None, edge_features=features, edge_type=None)
+
+
+@pytest.mark.parametrize("problem", [problems.edge_data, ring])
+def test_dropout_is_drawn_by_edge_and_by_vertex(problem):
+    """The same losses for every cut of the graph, in a budget and on ranks."""
+    problem = problem()
+    model = made(Dropping, problem)
+
+    def losses(grain, **options):
+        layers = hongtu.from_pyg(copy.deepcopy(model))
+        trainer = hongtu.Trainer(problems.prepare(problem, *grain), layers, dtype=torch.float64, seed=3, **options)
+        return [trainer.train_epoch().loss for _ in range(3)]
+
+    expected = losses((1, 1))
+    for grain, options in (((1, 4), {}), ((2, 3), {"device_memory": 250_000}), ((4, 2), {"strategy": "paper"})):
+        assert losses(grain, **options) == pytest.approx(expected, rel=1e-10), grain
+    for found in run_ranks(2, lambda group: losses((4, 3), ranks=group)):
+        assert found == pytest.approx(expected, rel=1e-10)
 
 
 def test_refusals():

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hongtu.errors import InputError, names_known
 from hongtu.kernels.torch_private import copied, has_hooks, is_pyg
@@ -22,6 +23,7 @@ _OURS = (
     "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv",
     "PNAConv",
 )  # fmt: skip
+_OTHERS = 1 << 39  # above all ids of edges and destinations
 
 
 @names_known
@@ -79,11 +81,16 @@ class PyGLayer(Layer):
                 pass
 
     def forward(self, block: Block, h: Tensor) -> Any:
+        dropout, again = getattr(self, "message_dropout", None), 0
+        if dropout is not None and dropout.drops and self._given_one and block.num_src == block.num_edges:
+            h, again = torch.cat([h, h[:1]]), 1  # rows of vertices are told from those of edges by how many there are
+
         @cache
         def edges() -> Edges:
-            return Edges(block.edge_index, block.edge_ids, block.num_graph_edges + block.rows.ids)
+            others = _OTHERS + functional.pad(block.sources[block.num_dst :].long(), (0, again))
+            alone = others if self._given_one else None
+            return Edges(block.edge_index, block.edge_ids, block.num_graph_edges + block.rows.ids, others=alone)
 
-        dropout = getattr(self, "message_dropout", None)
         with nothing_left(self.conv), nullcontext() if dropout is None else dropout.inside(self.conv, edges):
             return self._called(block, h)
 
