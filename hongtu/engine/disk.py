@@ -21,14 +21,14 @@ from hongtu.engine.host_store import HostStore
 from hongtu.engine.stores import STORES, File, Store
 from hongtu.graph.artifact import Artifact
 from hongtu.host import drop_pages
-from hongtu.kernels.rows import put_rows_alone
+from hongtu.kernels.rows import cast_alone, put_rows_alone
 from hongtu.metrics import Traffic
 from hongtu.plan.memory.disk import DiskLayout
 from hongtu.plan.memory.host import Kept
 from hongtu.plan.program.on_disk import ARTIFACT, Bucket, Laid, Summed, Target
 from hongtu.plan.program.ref import Ref
 
-CAST = 30 << 10  # numbers that are cast at a time: torch takes no threads for so few
+CAST = 1 << 20  # bytes that are written of numbers that are cast, at a time: they stay in a processor's cache
 
 
 class Disk:
@@ -50,6 +50,7 @@ class Disk:
     ) -> None:
         self._traffic, self._host, self._artifact = traffic, host, artifact
         self._stores = {memory: STORES[memory](directory, n, layout.ends) for memory, n in layout.nbytes.items()}
+        self._cast = torch.empty(CAST, dtype=torch.uint8)
         self._given: File | None = None
         self._mapped: np.ndarray | None = None
         features = artifact.whole.features
@@ -155,10 +156,14 @@ class Disk:
     def _write(self, there: Ref, begin: int, rows: Tensor) -> None:
         start, kind = perf_counter(), self._kind(there)
         store = self._stores[there.where]
-        for part in (rows,) if rows.dtype == kind else rows.split(max(1, CAST // max(rows.shape[1], 1))):
-            data = _bytes_of(part.to(kind))
-            store.write(begin, data)
-            begin += len(data)
+        if rows.dtype == kind:
+            store.write(begin, _bytes_of(rows))
+        else:
+            room, at = self._cast.view(kind), begin
+            for part in rows.view(-1).split(len(room)):
+                cast_alone(part, room[: len(part)])
+                store.write(at, _bytes_of(room[: len(part)]))
+                at += len(part) * kind.itemsize
         self._traffic.add(there.where, rows.numel() * kind.itemsize, seconds=perf_counter() - start)
 
     def _read(self, there: Ref, begin: int, rows: Tensor) -> None:
@@ -209,9 +214,9 @@ def _read_as(kind: torch.dtype, store: Store | File, begin: int, into: Tensor) -
         return
     flat, at = into.view(-1), 0
     for piece in store.pieces(begin, into.numel() * kind.itemsize):
-        for part in torch.from_numpy(piece).view(kind).split(CAST):
-            flat[at : at + len(part)].copy_(part)
-            at += len(part)
+        part = torch.from_numpy(piece).view(kind)
+        cast_alone(part, flat[at : at + len(part)])
+        at += len(part)
 
 
 def _bytes_of(rows: Tensor) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,16 @@ def neighbour_sets(
     local_source = create("local_source", "int32", source.shape)
     _fill.each(len(edge_start) - 1, edge_start, source, words, source_start, sources, local_source)
     return source_start, sources, local_source
+
+
+def count_below(ascending: np.ndarray, values: Any) -> np.ndarray:
+    """How many numbers are less than each of a few values: ``np.searchsorted``, which makes a copy of all numbers where
+    values are of another dtype.
+
+    >>> count_below(np.int32([2, 3, 5]), (3, 9)).tolist()
+    [1, 3]
+    """
+    return ascending.searchsorted(np.asarray(values, dtype=ascending.dtype))
 
 
 def _plain_set_sizes(edge_start, source, words, sizes):

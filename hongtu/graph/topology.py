@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hongtu.graph.neighbour_sets import globalise, merge_sets, miss_ratio, neighbour_sets, relabel
+from hongtu.graph.neighbour_sets import count_below, globalise, merge_sets, miss_ratio, neighbour_sets, relabel
 
 COUNTED = 1 << 22  # edges that are looked at to know how soon sources are needed again
 
@@ -158,7 +158,7 @@ class Topology:
     def destinations_before(self, chunk: int, vertex: int) -> int:
         """How many destinations of one chunk come before a vertex."""
         active, (first, end) = self.active_rows(chunk), self.chunk_start[chunk : chunk + 2].tolist()
-        return min(max(vertex - first, 0), end - first) if active is None else int(np.searchsorted(active, vertex))
+        return min(max(vertex - first, 0), end - first) if active is None else int(count_below(active, vertex))
 
     def chunk(self, chunk: int) -> ChunkTopology:
         first, end = int(self.chunk_start[chunk]), int(self.chunk_start[chunk + 1])

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 WIDE = 16  # channels of a head from which heads are summed up one by one
+FEW = 30 << 10  # numbers that torch casts on one thread
 STEP = 1 << 18  # features of edges at hand at a time: fresh memory for all of them takes longer than their sums
 
 
@@ -362,6 +363,18 @@ def put_rounded_rows(src, src_index, dst, dst_index, stores):
     rows, adds = torch.from_numpy(src[src_index]), torch.from_numpy(~stores)
     rows[adds] += _halves(dst[dst_index])[adds]
     dst[dst_index] = rows.bfloat16().view(torch.int16)
+
+
+def widen(src, dst):
+    """Numbers in bfloat16, by their bits int16, in float32: no threads of torch's."""
+    np.left_shift(src.view(np.uint16), 16, out=dst.view(np.uint32), dtype=np.uint32)
+
+
+def round_to_halves(src, dst):
+    """Numbers in float32 in bfloat16, by their bits int16, rounded to even: torch takes no threads for so few."""
+    for first in range(0, len(src), FEW):
+        part = torch.from_numpy(src[first : first + FEW])
+        dst[first : first + FEW] = part.bfloat16().view(torch.int16)
 
 
 def _halves(bits):

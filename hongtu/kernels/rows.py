@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hongtu.compiled import compiled
 from hongtu.kernels import reference
@@ -121,6 +123,31 @@ def put_halves_alone(src: np.ndarray, dst: np.ndarray, dst_index: np.ndarray, st
     """``put_rows_alone`` of rows in bfloat16, by their bits, int16; ``dst_index`` unique."""
     for k in range(len(dst_index)):
         put_half_row(src, k, dst, dst_index[k], stores[k])
+
+
+@compiled(plain=reference.widen, until=MANY)
+def widen(src: np.ndarray, dst: np.ndarray) -> None:
+    """``dst = src`` of numbers [N] in bfloat16, by their bits int16, in float32; one thread works alone."""
+    for k in range(len(dst)):
+        dst[k] = widened(src[k])
+
+
+@compiled(plain=reference.round_to_halves, until=MANY)
+def round_to_halves(src: np.ndarray, dst: np.ndarray) -> None:
+    """``dst = src`` of numbers [N] in float32 in bfloat16, by their bits int16, rounded to even; as ``widen``."""
+    for k in range(len(dst)):
+        dst[k] = rounded(src[k])
+
+
+def cast_alone(src: Tensor, dst: Tensor) -> None:
+    """``dst = src`` of numbers [N] in other kinds, on one thread, in one call that takes no lock of Python's."""
+    kinds = src.dtype, dst.dtype
+    if kinds == (torch.bfloat16, torch.float32):
+        widen(src.view(torch.int16).numpy(), dst.numpy())
+    elif kinds == (torch.float32, torch.bfloat16):
+        round_to_halves(src.numpy(), dst.view(torch.int16).numpy())
+    else:
+        np.copyto(dst.numpy(), src.numpy(), casting="same_kind")
 
 
 @cache

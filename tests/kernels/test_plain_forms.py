@@ -56,6 +56,19 @@ def test_rows_in_bfloat16_are_torchs(count, width):
         reference.put_rounded_rows(wide.numpy(), index, narrow.clone().view(torch.int16).numpy(), at, stores)
 
 
+@pytest.mark.parametrize("count", [0, 5, 100_001])
+def test_casts_on_one_thread_are_torchs(count):
+    wide = torch.from_numpy(np.random.default_rng(count).standard_normal(count).astype(np.float32))
+    wide[1:4] = torch.tensor([np.inf, -1 - 2.0**-8, 1 + 3 * 2.0**-8])[: max(count - 1, 0)]
+    narrow = wide.bfloat16()
+    assert_same(rows.round_to_halves, wide.numpy(), torch.empty_like(narrow).view(torch.int16).numpy())
+    assert_same(rows.widen, narrow.view(torch.int16).numpy(), torch.empty_like(wide).numpy())
+    for src, kind in ((wide, torch.bfloat16), (narrow, torch.float32), (wide, torch.float64)):
+        dst = torch.empty(count, dtype=kind)
+        rows.cast_alone(src, dst)
+        assert torch.equal(dst, src.to(kind))
+
+
 def test_the_size_of_a_graph_chooses_once_for_all_its_chunks(monkeypatch):
     calls = []
     monkeypatch.setattr(sums, "gather_rows", lambda *args: calls.append("compiled"))

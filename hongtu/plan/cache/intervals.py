@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hongtu.graph.neighbour_sets import count_below
+
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # int32 [K] each: row, first, last of intervals by (first, row)
 
 
@@ -79,7 +81,7 @@ def make_intervals(
         last=last,
         peer=none if peer is None else peer,
         peer_slot=none if peer_slot is None else peer_slot,
-        first_start=np.searchsorted(first, np.arange(num_batches + 1)),
+        first_start=count_below(first, range(num_batches + 1)),
         by_last=by_last,
         last_start=last_start,
     )
@@ -113,7 +115,7 @@ def assign_slots(first: np.ndarray, last: np.ndarray, num_batches: int) -> tuple
     retiring, start = by_batch(last, num_batches)
     slot = np.empty(len(first), dtype=np.int32)
     free = np.empty(len(first), dtype=np.int32)  # a stack
-    num_free, capacity, opened = 0, 0, np.searchsorted(first, np.arange(num_batches + 1))
+    num_free, capacity, opened = 0, 0, count_below(first, range(num_batches + 1))
     for b in range(num_batches):
         if b > 0:
             freed = slot[retiring[start[b - 1] : start[b]]]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hongtu.errors import BudgetError
+from hongtu.graph.neighbour_sets import count_below
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, bridged, choose_gaps, count_gaps, gap_slots, merge_gaps
 from hongtu.plan.cache.intervals import Columns
@@ -134,7 +135,7 @@ def _covered(requests, next_use, owners):
     covered = np.zeros(len(row), dtype=np.bool_)
     for b in range(len(start) - 1):
         for interval_row, first, last in owners:
-            opening = slice(*np.searchsorted(first, [b, b + 1]))
+            opening = slice(*count_below(first, (b, b + 1)))
             kept_until[interval_row[opening]] = last[opening]
         mine = slice(start[b], start[b + 1])
         covered[mine] = (next_use[mine] >= 0) & (next_use[mine] <= kept_until[row[mine]])

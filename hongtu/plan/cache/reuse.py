@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hongtu.graph.neighbour_sets import union_sets
+from hongtu.graph.neighbour_sets import count_below, union_sets
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.gaps import ALL, Gaps, count_gaps
 from hongtu.plan.cache.intervals import Columns, chain, next_uses
@@ -131,7 +131,7 @@ def _mirror_requests(source_start, sources, chunk, device, lo, hi):
     parts, start = [sources[:0]], np.zeros(chunk.shape[1] + 1, dtype=np.int64)
     for b, c in enumerate(chunk[device]):
         wanted = sources[source_start[c] : source_start[c + 1]]
-        below, above = np.searchsorted(wanted, lo), np.searchsorted(wanted, hi)
+        below, above = count_below(wanted, (lo, hi))
         parts += wanted[:below], wanted[above:]
         start[b + 1] = start[b] + below + len(wanted) - above
     return start, np.concatenate(parts).astype(np.int32, copy=False)
@@ -142,7 +142,7 @@ def _transition_requests(source_start, sources, chunk, lo, hi):
 
     def own(c):
         wanted = sources[source_start[c] : source_start[c + 1]]
-        return wanted[np.searchsorted(wanted, lo) : np.searchsorted(wanted, hi)]
+        return wanted[slice(*count_below(wanted, (lo, hi)))]
 
     sets = [[own(c) for c in batch] for batch in chunk.T]
     return union_sets(sets, sum(len(rows) for batch in sets for rows in batch), lo, hi - lo)

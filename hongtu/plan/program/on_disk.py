@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hongtu.graph.neighbour_sets import count_below
 from hongtu.graph.topology import Topology
 from hongtu.plan.memory.disk import Region
 from hongtu.plan.memory.host import Kept
@@ -26,7 +27,7 @@ def chunks_on_disk(view: Topology, device: int, kept: Kept) -> list[tuple[int, i
 
 def _place(laid: np.ndarray | None, vertex: int) -> int:
     """How many rows lie before that of a vertex."""
-    return vertex if laid is None else int(np.searchsorted(laid, vertex))
+    return vertex if laid is None else int(count_below(laid, vertex))
 
 
 Target = tuple[int, slice | np.ndarray]  # a first byte on the disk, and which rows of staging memory go there
@@ -87,7 +88,7 @@ class Given:
         active = self.view.active
         if active is None:
             return np.arange(first, end, dtype=np.int32)
-        rows: np.ndarray = active[slice(*np.searchsorted(active, (first, end)))]
+        rows: np.ndarray = active[slice(*count_below(active, (first, end)))]
         return rows
 
     def count(self, device: int, chunk: int, first: int, end: int) -> int:

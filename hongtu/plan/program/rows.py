@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from hongtu.graph.neighbour_sets import count_below
 from hongtu.graph.topology import Topology
 from hongtu.plan.cache.intervals import Intervals
 from hongtu.plan.cache.transfer import DeviceCounts
@@ -178,7 +179,7 @@ class Picks:
         if (device, batch) in self._peers:
             return self._peers[device, batch]
         m = len(self.devices)
-        ends = np.searchsorted(self.column("peer", device, batch), range(m + 1)).tolist()
+        ends = count_below(self.column("peer", device, batch), range(m + 1)).tolist()
         peers = [(device + k) % m for k in range(1, m + 1)]
         found = [(peer, slice(ends[peer], ends[peer + 1])) for peer in peers if ends[peer] < ends[peer + 1]]
         self._peers[device, batch] = found
