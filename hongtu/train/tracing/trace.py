@@ -101,7 +101,8 @@ def failures_named(network: Network, form: GraphForm) -> Iterator[None]:
             "as x.float() and h.double()"
             if "dtype" in text
             else "it must take any number of rows, keep them in the first dimension, and its input width must be that "
-            f"of the output before it{'; an edge_dim must be the columns of edges' if of_edges else ''}"
+            "of the output before it, whatever the numbers there (torch.nn.functional.one_hot: give num_classes)"
+            f"{'; an edge_dim must be the columns of edges' if of_edges else ''}"
         )
         raise InputError(
             f"{network.current} failed on a small graph{rows} (the features have {form.features} "
