@@ -16,10 +16,11 @@ from torch import nn
 
 from hongtu import nn as hnn
 from hongtu.errors import InputError
-from hongtu.kernels.torch_private import has_hooks, is_pyg, with_hooks_of
+from hongtu.kernels.torch_private import has_hooks, is_known, is_pyg, with_hooks_of
 from hongtu.model.checks import is_altered
 from hongtu.model.wiring import RowFunction
 from hongtu.nn.layer import is_chain
+from hongtu.nn.message_dropout import MessageDropout
 from hongtu.nn.whole_graph import rules_of
 
 _SUM = "add", "sum"
@@ -130,6 +131,8 @@ def _gin(conv: Any) -> list[Named]:
         conv.initial_eps, isinstance(conv.eps, nn.Parameter),
     )  # fmt: skip
     layer.eps.data = conv.eps.data
+    if not all(map(is_known, layer.nn.modules())):
+        layer.message_dropout = MessageDropout()
     names = {"eps": "eps"}
     if getattr(conv, "lin", None) is not None:  # of edge features
         layer.lin = _alone(conv.lin)

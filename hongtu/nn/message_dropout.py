@@ -6,7 +6,7 @@ Legend: D destinations and S sources of a block, E edges.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hongtu.kernels.torch_private import is_dropout, is_known, is_pyg
+from hongtu.errors import InputError
+from hongtu.kernels.torch_private import is_dropout, is_known, is_pyg, takes_saved_tensors
 from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
 
 _WITH_EDGES, _OF_MESSAGES = ("propagate", "edge_updater"), ("message", "edge_update")
 _LOOPS = 40  # bits, which hold the id of an edge or a vertex
+_OTHERS = 1 << (_LOOPS - 1)  # above all ids of edges and vertices
+_OF_VERTICES = 1 << 15  # the first number of the calls for vertices, behind those for edges
 
 
 class Edges(NamedTuple):
@@ -32,20 +35,22 @@ class Edges(NamedTuple):
         ids: int64 [E].
         rows: int64 [D], the same of the destinations, and of the self-loops that a convolution may add.
         alike: sources and destinations are of one type.
-        others: int64 [N - D], where a convolution is given N rows of vertices as one tensor, the same of those behind
-            the destinations. Not by the vertices of the graph: only what it gives for destinations is kept.
+        vertices: how many rows of vertices a convolution is given, the destinations first; None: these alone.
     """
 
     ends: Tensor
     ids: Tensor
     rows: Tensor
     alike: bool = True
-    others: Tensor | None = None
+    vertices: int | None = None
 
     def ids_of_rows(self, count: int) -> Tensor | None:
-        """int64 [count], of the rows that a convolution has beside messages; None: of others."""
-        vertices = self.rows if self.others is None else torch.cat([self.rows, self.others])
-        return next((ids for ids in (vertices, self.ids) if len(ids) == count), None)
+        """int64 [count], of the vertices, or of the edges, whichever are so many; None: of others. Of vertices behind
+        the destinations not by the graph: only what a convolution gives for destinations is kept."""
+        others = (self.vertices or len(self.rows)) - len(self.rows)
+        if count == len(self.rows) + others:
+            return torch.cat([self.rows, _OTHERS + torch.arange(others, device=self.rows.device)])
+        return self.ids if count == len(self.ids) else None
 
     def ids_of(self, ends: Tensor) -> Tensor | None:
         """int64 [N], of those edges [2, N] that a convolution has made of these, other self-loops among the same edges;
@@ -64,6 +69,15 @@ class Edges(NamedTuple):
         known = functional.pad(self.rows, (0, int(ends.max()) + 1 if len(loops) else 0))  # sources, too
         found[own.nonzero().squeeze(1)[order]] = known[loops] + (number << _LOOPS)
         return found
+
+
+def told_apart(given: Any, num_edges: int) -> Any:
+    """Rows of vertices, or a pair of those of sources and of destinations, with one more where there are as many as
+    edges: which of the two a row is that a convolution drops, their number tells."""
+    if isinstance(given, tuple):
+        sources, own = given
+        return sources, None if own is None else told_apart(own, num_edges)
+    return torch.cat([given, given[:1]]) if len(given) == num_edges else given
 
 
 def may_drop(conv: Any) -> bool:
@@ -94,10 +108,8 @@ class MessageDropout(Dropout):
         if not self.drops:
             yield
             return
-        mode, context = _Mode(self, edges), self.context or RowContext()
+        mode = _Mode(self, edges)
         with ExitStack() as stack:
-            stack.callback(setattr, context, "calls", context.calls)
-            context.calls &= ~0xFFFF  # counted anew: a convolution may leave dropout out where it has no edges
             for part in conv.modules():
                 if hasattr(part, "message"):
                     own = {name: partial(mode.with_edges, getattr(part, name)) for name in _WITH_EDGES}
@@ -106,6 +118,20 @@ class MessageDropout(Dropout):
                         stack.enter_context(patch.object(part, name, function))
             with mode:
                 yield
+
+
+@contextmanager
+def dropped_by_vertex(layer: Any) -> Iterator[None]:
+    """Call the ``nn`` of a layer, which has a ``message_dropout`` if that has parts of somebody's own, with rows of
+    vertices."""
+    dropout = getattr(layer, "message_dropout", None)
+
+    def edges() -> Edges:
+        ids = layer.rows.ids
+        return Edges(ids[:0].expand(2, 0), ids[:0], ids)
+
+    with nullcontext() if dropout is None else dropout.inside(layer.nn, edges):
+        yield
 
 
 @contextmanager
@@ -136,9 +162,15 @@ class ByEdge(nn.Module):
         super().__init__()
         self.conv, self.dropout = conv, MessageDropout()
 
-    def forward(self, *given: Any, edges: Edges, **named: Any) -> Any:
+    def forward(self, rows: Any, *given: Any, edges: Edges, **named: Any) -> Any:
+        own = rows[1] if isinstance(rows, tuple) else rows
+        if not self.dropout.drops or own is None:
+            with self.dropout.inside(self.conv, lambda: edges):
+                return self.conv(rows, *given, **named)
+        rows = told_apart(rows, len(edges.ids))
+        edges = edges._replace(vertices=len(rows[1] if isinstance(rows, tuple) else rows))
         with self.dropout.inside(self.conv, lambda: edges):
-            return self.conv(*given, **named)
+            return self.conv(rows, *given, **named)[: len(own)]
 
 
 class _Mode(TorchFunctionMode):
@@ -147,6 +179,8 @@ class _Mode(TorchFunctionMode):
         self._dropout, self._edges = dropout, edges
         self._ends: Tensor | None = None
         self._depth = 0
+        self._calls = [0, _OF_VERTICES]  # counted apart: what drops edges may be left out where there are none
+        self._before = torch.is_grad_enabled(), takes_saved_tensors()
 
     def with_edges(self, function: Callable[..., Any], edge_index: Any, *given: Any, **named: Any) -> Any:
         """Call what calls the functions of messages for some edges."""
@@ -165,20 +199,30 @@ class _Mode(TorchFunctionMode):
             self._depth -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.dropout:
-            return self._drop(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        options = dict(kwargs or {})
+        if func is torch.dropout and "train" in options:
+            options["training"] = options.pop("train")
+        return (self._drop if func in (functional.dropout, torch.dropout) else func)(*args, **options)
 
     def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        ids = self._ids(len(input)) if training and 0 < p <= 1 else None
+        ids, of_vertices = self._ids(len(input)) if training and 0 < p <= 1 and input.ndim else (None, False)
         if ids is None or len(ids) != len(input):
             return functional.dropout(input, p, training, inplace)
+        if (torch.is_grad_enabled(), takes_saved_tensors()) != self._before:
+            raise InputError(
+                "a convolution calls dropout inside of torch.utils.checkpoint or torch.no_grad, and would draw other "
+                "numbers when that is computed again; leave it out: chunks are computed again as it is"
+            )
+        context = self._dropout.context or RowContext()
+        calls, context.calls = context.calls, (context.calls & ~0xFFFF) | self._calls[of_vertices]
         dropped: Tensor = self._dropout(input, ids, p)
+        context.calls, self._calls[of_vertices] = calls, self._calls[of_vertices] + 1
         return input.copy_(dropped) if inplace else dropped
 
-    def _ids(self, count: int) -> Tensor | None:
-        """Of the messages that are being made, or of so many vertices or edges."""
+    def _ids(self, count: int) -> tuple[Tensor | None, bool]:
+        """Of the messages that are being made, or of so many vertices or edges; whether of vertices."""
         edges = self._edges()
         if not self._depth:
-            return edges.ids_of_rows(count)
-        return edges.ids_of(self._ends) if isinstance(self._ends, Tensor) else None
+            ids = edges.ids_of_rows(count)
+            return ids, ids is not edges.ids
+        return edges.ids_of(self._ends) if isinstance(self._ends, Tensor) else None, False

@@ -508,7 +508,8 @@ class Looped(Sends):
 
     def forward(self, x, edge_index):
         loops = torch.arange(len(x)).expand(2, -1)
-        return self.propagate(torch.cat([edge_index, loops], dim=1), x=self.lin(x))
+        rows = self.propagate(torch.cat([edge_index, loops], dim=1), x=self.lin(x))
+        return functional.dropout(rows, 0.3, self.training)
 
     def message(self, x_j):
         return functional.dropout(2 * x_j, 0.4, self.training, inplace=True)

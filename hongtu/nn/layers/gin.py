@@ -17,6 +17,7 @@ from hongtu.nn.aggr import LINEAR, Aggregation, make_aggregation
 from hongtu.nn.block import Block
 from hongtu.nn.convolution import Common, Convolution, linear
 from hongtu.nn.layer import Layer, Skip, is_chain, is_plain
+from hongtu.nn.message_dropout import dropped_by_vertex
 from hongtu.nn.whole_graph import WholeGraphNorm, rules_of
 
 
@@ -63,11 +64,13 @@ class GINConv(Convolution):
     def update(self, a: Tensor, s: Skip) -> Tensor:
         h = torch.addcmul(a, 1 + self.eps, s)
         if not self.transform_first:
-            return self.activate(self.nn(h), fresh=is_plain(self.nn))
+            with dropped_by_vertex(self):
+                return self.activate(self.nn(h), fresh=is_plain(self.nn))
         if self._first is self.nn:
             return self.finish(h, self.nn.bias)
         h = h if self.nn[0].bias is None else h + self.nn[0].bias
-        return self.activate(self.nn[1:](h))
+        with dropped_by_vertex(self):
+            return self.activate(self.nn[1:](h))
 
 
 class GINEConv(GINConv):

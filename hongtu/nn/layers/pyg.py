@@ -5,25 +5,22 @@ from __future__ import annotations
 import inspect
 import math
 import typing
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hongtu.errors import InputError, names_known
 from hongtu.kernels.torch_private import copied, has_hooks, is_pyg
 from hongtu.nn.block import Block
 from hongtu.nn.layer import Layer, refuse_kinds
-from hongtu.nn.message_dropout import Edges, MessageDropout, may_drop, nothing_left
+from hongtu.nn.message_dropout import Edges, MessageDropout, may_drop, nothing_left, told_apart
 
 _OURS = (
     "GCNConv", "GCN2Conv", "GATConv", "SAGEConv", "GINConv", "ResGatedGraphConv", "SGConv", "APPNP", "ChebConv",
     "PNAConv",
 )  # fmt: skip
-_OTHERS = 1 << 39  # above all ids of edges and destinations
 
 
 @names_known
@@ -81,23 +78,26 @@ class PyGLayer(Layer):
                 pass
 
     def forward(self, block: Block, h: Tensor) -> Any:
-        dropout, again = getattr(self, "message_dropout", None), 0
-        if dropout is not None and dropout.drops and self._given_one and block.num_src == block.num_edges:
-            h, again = torch.cat([h, h[:1]]), 1  # rows of vertices are told from those of edges by how many there are
+        dropout, rows = getattr(self, "message_dropout", None), (h, h[: block.num_dst])
+        if dropout is None or not dropout.drops:
+            with nothing_left(self.conv):
+                return self._called(block, *rows)
+        h, own = (told_apart(x, block.num_edges) for x in rows)
 
         @cache
         def edges() -> Edges:
-            others = _OTHERS + functional.pad(block.sources[block.num_dst :].long(), (0, again))
-            alone = others if self._given_one else None
-            return Edges(block.edge_index, block.edge_ids, block.num_graph_edges + block.rows.ids, others=alone)
+            count = len(h if self._given_one else own)
+            ids = block.num_graph_edges + block.rows.ids
+            return Edges(block.edge_index, block.edge_ids, ids, vertices=count)
 
-        with nothing_left(self.conv), nullcontext() if dropout is None else dropout.inside(self.conv, edges):
-            return self._called(block, h)
+        with nothing_left(self.conv), dropout.inside(self.conv, edges):
+            found = self._called(block, h, own)
+        return found if self._given_one else found[: block.num_dst]
 
-    def _called(self, block: Block, h: Tensor) -> Any:
+    def _called(self, block: Block, h: Tensor, own: Tensor) -> Any:
         self._given_one |= has_hooks(self.conv)  # which get what forward gives, the rows
         bipartite = self._takes_size and not self._given_one
-        options: dict[str, Any] = {"size": (block.num_src, block.num_dst)} if bipartite else {}
+        options: dict[str, Any] = {"size": (len(h), len(own))} if bipartite else {}
         if self.weighted and block.edge_weight is not None:
             options["edge_weight"] = block.edge_weight.to(h.dtype)
         if self.uses_edge_features and block.edge_features is not None:
@@ -117,14 +117,14 @@ class PyGLayer(Layer):
             found = self.conv(h, block.edge_index, **options)
             return (found[0][: block.num_dst], found[1]) if self.updates_edges else found[: block.num_dst]
         try:
-            return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
+            return self.conv((h, own), block.edge_index, **options)
         except (AttributeError, TypeError, RuntimeError, IndexError, ValueError) as error:
             refuse_kinds(f"PyGLayer({type(self.conv).__name__})", error)
             name = type(self.conv).__name__
-            without = int((block.in_degree == 0).sum())
+            without = int((block.in_degree == 0).sum()) + len(own) - block.num_dst
             if without and type(error) in (RuntimeError, IndexError):
                 try:
-                    return with_extra_destination(self.conv, (h, h[: block.num_dst]), block.edge_index, **options)
+                    return with_extra_destination(self.conv, (h, own), block.edge_index, **options)
                 except (RuntimeError, IndexError) as again:
                     if type(again) not in (RuntimeError, IndexError):  # memory that ran out
                         raise
@@ -145,7 +145,7 @@ class PyGLayer(Layer):
                     failed = again
                 else:
                     self._given_one = True
-                    return self._called(block, h)
+                    return self._called(block, h, own)
             if lacks and isinstance(error, AttributeError | TypeError):
                 raise InputError(
                     f"PyGLayer({name}): its forward fails without {lacks[0]} ({failed}); hand it on, as conv(x, "
