@@ -22,6 +22,7 @@ from hongtu.nn.context import RowContext
 from hongtu.nn.dropout import Dropout
 
 _WITH_EDGES, _OF_MESSAGES = ("propagate", "edge_updater"), ("message", "edge_update")
+_ALSO = {"train": "training"}  # as torch.dropout calls it
 _LOOPS = 40  # bits, which hold the id of an edge or a vertex
 _OTHERS = 1 << (_LOOPS - 1)  # above all ids of edges and vertices
 _OF_VERTICES = 1 << 15  # the first number of the calls for vertices, behind those for edges
@@ -199,10 +200,11 @@ class _Mode(TorchFunctionMode):
             self._depth -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = dict(kwargs or {})
-        if func is torch.dropout and "train" in options:
-            options["training"] = options.pop("train")
-        return (self._drop if func in (functional.dropout, torch.dropout) else func)(*args, **options)
+        if func is functional.dropout:
+            return self._drop(*args, **(kwargs or {}))
+        if func is torch.dropout:
+            return self._drop(*args, **{_ALSO.get(name, name): value for name, value in (kwargs or {}).items()})
+        return func(*args, **(kwargs or {}))
 
     def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         ids, of_vertices = self._ids(len(input)) if training and 0 < p <= 1 and input.ndim else (None, False)
