@@ -63,14 +63,14 @@ class Dropout(torch.nn.Module):
         if ids is None:
             if context.rows is None:
                 raise InputError(
-                    "a hongtu.nn.Dropout is called when no layer is, as where torch.utils.checkpoint computes it again; "
-                    "leave that out: chunks are computed again as it is"
+                    "a hongtu.nn.Dropout is called when no layer is, as where torch.utils.checkpoint computes it "
+                    "again; leave that out: chunks are computed again as it is"
                 )
             ids = context.rows.ids
         if len(ids) != len(x):
             raise InputError(
-                f"a dropout is given {len(x)} rows of {len(ids)}, and drops by vertex; give it all rows, or rows of edges "
-                "their block.edge_ids, too; in a convolution of torch_geometric torch.nn.Dropout drops by edge"
+                f"a dropout is given {len(x)} rows of {len(ids)}, and drops by vertex; give it all rows, or "
+                "rows of edges their block.edge_ids, too; in a convolution of torch_geometric torch.nn.Dropout drops by edge"
             )
         mask = Mask(epoch_key(context, x.device), self.site, context.next_call(), p)
         if isinstance(x, SparseInput):
