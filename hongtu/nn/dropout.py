@@ -70,7 +70,8 @@ class Dropout(torch.nn.Module):
         if len(ids) != len(x):
             raise InputError(
                 f"a dropout is given {len(x)} rows of {len(ids)}, and drops by vertex; give it all rows, or "
-                "rows of edges their block.edge_ids, too; in a convolution of torch_geometric torch.nn.Dropout drops by edge"
+                "rows of edges their block.edge_ids, too; in a convolution of torch_geometric, "
+                "torch.nn.Dropout drops by edge"
             )
         mask = Mask(epoch_key(context, x.device), self.site, context.next_call(), p)
         if isinstance(x, SparseInput):
