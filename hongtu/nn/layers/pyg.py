@@ -68,7 +68,7 @@ class PyGLayer(Layer):
         self.uses_edge_features = "edge_attr" in parameters and getattr(conv, "edge_dim", 0) is not None
         self.uses_edge_type = "edge_type" in parameters
         self._as_given = self._of_ones_own or any(isinstance(part, torch.nn.Embedding) for part in conv.modules())
-        self._given_one, self._is_local = self.square, False
+        self._given_one, self._is_local, self._is_tried = self.square, False, not self._of_ones_own
         if self.square:
             width, columns = (getattr(conv, name, None) for name in ("in_channels", "edge_dim"))
             beside = {"edge_attr": torch.empty(0, columns)} if self.uses_edge_features and type(columns) is int else {}
@@ -116,6 +116,14 @@ class PyGLayer(Layer):
                     ) from error
             found = self.conv(h, block.edge_index, **options)
             return (found[0][: block.num_dst], found[1]) if self.updates_edges else found[: block.num_dst]
+        if not self._is_tried:
+            self._is_tried = True
+            try:
+                self._check_local(h.shape[1:], {key: x for key, x in options.items() if key != "size"})
+            except InputError:
+                raise
+            except Exception:  # it takes pairs alone
+                pass
         before = dict(vars(self.conv))
         try:
             return self.conv((h, h[: block.num_dst]), block.edge_index, **options)
