@@ -155,9 +155,13 @@ class EdgeLoss:
     @staticmethod
     def _check_shape(losses: Tensor, count: int) -> None:
         if losses.shape != (count,):
+            remedy = (
+                "have the decoder give a score for each pair, [B], and a loss of your own bring scores, [B], and those "
+                "of negatives, [B, K], to one shape, as (some[:, None] - others).mean(1)"
+            )
             raise InputError(
-                f"LinkLoss: its loss gives shape {tuple(losses.shape)}, expected one loss per edge: ({count},); have "
-                "the decoder give a score for each pair, [B]"
+                f"LinkLoss: its loss gives shape {tuple(losses.shape)}, expected one loss per edge: ({count},); "
+                f"{remedy if losses.ndim else 'return it without a mean'}"
             )
 
     def _check_leaves(self, losses: Tensor, rows: Sequence[Tensor]) -> None:

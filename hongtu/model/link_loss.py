@@ -172,7 +172,10 @@ def _labelled(data: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """``edge_label_index`` [2, P] and ``edge_label`` [P, ...] of a ``Data``."""
     pairs, labels = (getattr(data, field, None) for field in ("edge_label_index", "edge_label"))
     if pairs is None or labels is None:
-        raise InputError(f"from_split: {name} has no edge_label_index and edge_label; pass what RandomLinkSplit gives")
+        whole = ", as from_split(*split)" if isinstance(data, tuple) else ""
+        raise InputError(
+            f"from_split: {name} has no edge_label_index and edge_label; pass what RandomLinkSplit gives{whole}"
+        )
     return np.asarray(pairs), np.asarray(labels)
 
 

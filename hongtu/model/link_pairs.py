@@ -260,7 +260,10 @@ class LinkPairs:
         """int32 [2, P]."""
         given = as_array(f"LinkLoss: {split} edges", edges)
         if given.dtype.kind not in "iu" or given.ndim != 2 or given.shape[0] != 2 or not given.shape[1]:
-            raise InputError(f"LinkLoss: {split} edges {given.dtype} {given.shape}, expected integers [2, P], P > 0")
+            turned = "; transpose it, edges.T" if given.ndim == given.shape[-1] == 2 else ""
+            raise InputError(
+                f"LinkLoss: {split} edges {given.dtype} {given.shape}, expected integers [2, P], P > 0{turned}"
+            )
         self._check_vertices(f"{split} edges hold", given)
         return self._new_id[given]
 

@@ -78,7 +78,11 @@ class Root(nn.Module):
         self.edges = known[0] if known else edges
         self.of_matrix = self.edges in (MATRIX, "adj")
         self.of_data = len(self.asked) == 1 and not known
-        self._in_order = [argument for argument in single if argument.kind is argument.POSITIONAL_ONLY]
+        self._in_order = [  # what comes first, as people give it, and as hooks get it
+            argument for argument in single
+            if argument.kind is argument.POSITIONAL_ONLY
+            or (argument.kind is argument.POSITIONAL_OR_KEYWORD and argument.name in needed)
+        ]  # fmt: skip
         self.optional = ({*OF_EDGES} if self.of_data else {*OF_EDGES} & {*others}) - {*without}
         self.given = {*OF_EDGES} - ({*without} - {*self.asked})
         of_edges = {*OF_EDGES} & ({*self.asked} | self.optional)

@@ -66,8 +66,8 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
         )
     if unknown:
         raise InputError(
-            f"{title}.forward asks for {unknown[0]!r}, expected rows, edges and some of {', '.join(OF_EDGES)}; give "
-            "it a default, or one of these names"
+            f"{title}.forward asks for {unknown[0]!r}, expected rows, edges and some of {', '.join(OF_EDGES)}; put "
+            "what else vertices have into x, and edges into edge_attr, or give it one of these names, or a default"
         )
     try:
         root, graph = trace_forward(root, title)
@@ -201,7 +201,8 @@ def traced_layers(model: nn.Module, convert: Convert, without: Collection[str]) 
             if len(valued) > 1 and not taken:
                 learned = any([*module.parameters()] for other in valued for module, _ in values[other][1])
                 remedy = (
-                    "do that in the forward of one module, which takes edge_attr alone, as self.encoder(edge_attr)"
+                    "do that in the forward of one module, which takes edge_attr alone, as self.encoder(edge_attr), "
+                    "with what else edges have, such as types, in columns of data.edge_attr"
                     if learned
                     else "do that once before hongtu.preprocess_graph, as data.edge_attr = ... (or edge_weight), and "
                     "take that in forward"

@@ -290,7 +290,7 @@ class MeanLoss:
             raise InputError(
                 f"{self._giver} has {columns} columns, the {'targets' if edges else 'labels'} have {self._num_classes} "
                 f"classes, and {found} have one of {end} or above; give it more columns, or {out}{of_one}"
-                f"{of_numbers if binary else ''}"
+                f"{of_numbers if columns == 1 else ''}"
             )
 
     def gradient(
@@ -372,9 +372,11 @@ class MeanLoss:
         if len(bad):
             vertex = int(original_id[np.flatnonzero(mask)[bad[0]]])
             if self._of_edges:
+                what = "target, nan in all columns" if labels.ndim > 1 else "class, a number below 0"
+                signs = "" if labels.ndim > 1 else " (of targets -1 and 1 pass targets > 0)"
                 raise InputError(
-                    f"LinkLoss: edge {vertex} (and {len(bad) - 1} more) has no target, nan in all columns; leave "
-                    "these edges out of edges and targets"
+                    f"LinkLoss: edge {vertex} (and {len(bad) - 1} more) has no {what}{signs}; leave these edges out of "
+                    "edges and targets"
                 )
             raise InputError(
                 f"loss: its mask contains vertex {vertex} (and {len(bad) - 1} more) without a label; "

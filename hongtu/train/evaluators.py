@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hongtu.config import METRICS
-from hongtu.errors import InputError
+from hongtu.errors import InputError, refused_as
 from hongtu.model.link_loss import by_name
 from hongtu.ranks.together import Alone, Together
 
@@ -223,8 +223,38 @@ class Evaluation:
             for k, (name, evaluator) in enumerate(self._evaluators.items()):
                 if any(evaluator is own for own in (accuracy, f1, macro_f1)):
                     evaluator = partial(evaluator, threshold=self.threshold)  # type: ignore[call-arg]
-                found[split if k == 0 else f"{split} {name}"] = _evaluate(evaluator, name, *whole)
+                found[split if k == 0 else f"{split} {name}"] = self._evaluate(evaluator, name, *whole)
         return found
+
+    def _evaluate(self, evaluator: Evaluator, name: str, out: Tensor, target: Tensor) -> float:
+        if not len(target):
+            return float("nan")
+        if self._task == "multilabel" and not _is_loss(evaluator) and bool(((target == 0) | (target == 1)).all()):
+            target = target.long()  # what metrics of multi-label tasks expect
+        reset = getattr(evaluator, "reset", None)
+        if callable(reset):
+            reset()
+        title = f"metric {name!r}" if name else "metric"
+        outputs, targets = (f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in (out, target))
+        first = "as lambda out, target: metric(out[:, 0], target)" if out.shape[1:] == (1,) else "in a function"
+        remedy = f"it is called with outputs {outputs} and targets {targets}; bring them to its form first, {first}"
+        with refused_as(title, remedy):
+            value = evaluator(out, target)
+        if callable(reset):
+            reset()
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            several = 'several are a dictionary, metric={"a": ..., "b": ...}, or dict(metric) of a MetricCollection'
+            remedy = several if isinstance(value, Mapping) else "torchmetrics: pass average=..."
+            raise InputError(f"{title} returned {shown}, expected one number ({remedy})") from None
+
+
+def _is_loss(evaluator: Any) -> bool:
+    """Whether it is a loss of torch."""
+    where = getattr(getattr(evaluator, "func", evaluator), "__module__", "")
+    return "torch.nn" in where and where.endswith((".functional", ".loss"))
 
 
 def _higher_is_better(name: str, evaluator: Any) -> bool:
@@ -234,7 +264,7 @@ def _higher_is_better(name: str, evaluator: Any) -> bool:
     said = getattr(evaluator, "higher_is_better", getattr(function, "higher_is_better", None))
     if said is not None:
         return bool(said)
-    if "torch.nn" in (where := getattr(function, "__module__", "")) and where.endswith((".functional", ".loss")):
+    if _is_loss(evaluator):
         return False
     words = {name, getattr(function, "__name__", "")}
     return not any(word.lower().rpartition("_")[2] in _ERRORS for word in words)
@@ -248,25 +278,6 @@ def _takes_two(evaluator: Evaluator) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _evaluate(evaluator: Evaluator, name: str, out: Tensor, target: Tensor) -> float:
-    if not len(target):
-        return float("nan")
-    if target.is_floating_point() and bool(((target == 0) | (target == 1)).all()):
-        target = target.long()  # what metrics of multi-label tasks expect
-    reset = getattr(evaluator, "reset", None)
-    if callable(reset):
-        reset()
-    value = evaluator(out, target)
-    if callable(reset):
-        reset()
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        title = f"metric {name!r}" if name else "metric"
-        raise InputError(f"{title} returned {shown}, expected one number (torchmetrics: pass average=...)") from None
 
 
 class OGBEvaluator:

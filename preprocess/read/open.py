@@ -26,7 +26,7 @@ from hongtu.preprocess.read.formats.hetero_data import (
     unread_of_dgl,
 )
 from hongtu.preprocess.read.formats.networkx_graph import from_networkx, is_networkx
-from hongtu.preprocess.read.formats.ogb import is_ogb, open_ogb
+from hongtu.preprocess.read.formats.ogb import from_loader, is_ogb, open_ogb
 from hongtu.preprocess.read.formats.ogb_types import is_ogb_types, open_ogb_types
 from hongtu.preprocess.read.formats.papers import is_papers, open_papers
 from hongtu.preprocess.read.formats.planetoid import is_planetoid, open_planetoid
@@ -85,7 +85,7 @@ def _read(path: Path, config: PreprocessConfig, scratch: Path, reading: Reading)
 def read_data(data: Any, config: PreprocessConfig, scratch: Path, **given: Any) -> RawGraph:
     """A graph from torch_geometric's ``Data`` or ``HeteroData``, DGL or NetworkX; what is given beside it replaces its
     own pieces."""
-    data = from_dgl(data) if is_dgl(data) else from_dict(data)
+    data = from_dgl(data) if is_dgl(data) else from_dict(from_loader(data))
     if is_hetero(data):
         raw = from_hetero(data, config, given=[piece for piece, value in given.items() if value is not None])
     else:

@@ -432,6 +432,10 @@ def sum_of_two(self, x, edge_index, edge_attr):
     return self.a(x, edge_index, self.lin(edge_attr[:, :1]) + self.lin(edge_attr[:, 1:]))
 
 
+def of_types_and_features(self, x, edge_index, edge_attr, edge_type):
+    return self.a(x, edge_index, edge_attr + self.kinds(edge_type))
+
+
 def mixed(self, x, edge_index, edge_attr):
     return self.a(x, edge_index, edge_attr / edge_attr.max())
 
@@ -449,6 +453,11 @@ def two_kinds(self, x, edge_index, edge_attr):
         (two_kinds, WEIGHED["gcn"], r"layers\[1\] \(GCNConv\): is called with another edge_weight than layers\[0\]"),
         (of_several, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=3)}, "cat with several things .* data.edge_attr = "),
         (sum_of_two, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=3), "lin": Linear(1, 3)}, "add .* of one module"),
+        (
+            of_types_and_features,
+            lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=2), "kinds": torch.nn.Embedding(3, 2)},
+            "add with several things .* of one module, .*, such as types, in columns of data.edge_attr",
+        ),
         (mixed, lambda: {"a": pyg.GATConv(WIDTH, 4, edge_dim=2)}, "mixes the rows of its input"),
         (features, lambda: {"a": pyg.RGCNConv(WIDTH, 8, 5), "b": pyg.SAGEConv(8, 4)}, "as edge_type"),
     ],

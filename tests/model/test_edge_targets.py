@@ -204,7 +204,7 @@ def test_ratings_of_a_random_link_split():
         (lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS, negatives=3), "both negatives and targets"),
         (
             lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES),
-            r"1 columns, the targets have 4 .* of the train edges .*leave these edges out;",
+            r"1 columns, the targets have 4 .* of the train edges .*leave these edges out; .* pass targets as floats",
         ),
         (
             lambda: hongtu.LinkLoss(some_edges(), targets=CLASSES, decoder=Decoder(4), loss="mse"),
@@ -231,6 +231,20 @@ def test_ratings_of_a_random_link_split():
             lambda: hongtu.LinkLoss(some_edges(), targets=RATINGS, loss=lambda out, y: (out - y).sum()),
             "expected one loss per",
         ),
+        (
+            lambda: hongtu.LinkLoss(some_edges(), loss=lambda some, others: (some - others.mean(1)).mean()),
+            "expected one loss per edge: .*; return it without a mean",
+        ),
+        (
+            lambda: hongtu.LinkLoss(some_edges(), loss=lambda some, others: others - some[:, None]),
+            r"expected one loss per .*; have the decoder .* to one shape, as \(some\[:, None\] - others\).mean\(1\)",
+        ),
+        (
+            lambda: hongtu.LinkLoss(some_edges(), targets=np.where(CLASSES > 1, 1, -1)),
+            "has no class, a number below 0 .of targets -1 and 1 pass targets > 0.; leave these edges out",
+        ),
+        (lambda: hongtu.LinkLoss(some_edges().T, targets=RATINGS), r"\[2, P\], P > 0; transpose it, edges.T"),
+        (lambda: hongtu.LinkLoss.from_split((1, 2, 3)), r"RandomLinkSplit gives, as from_split\(\*split\)"),
         (lambda: [hongtu.LinkLoss(), hongtu.LinkLoss()], "2 LinkLosses, expected one"),
         (lambda: [hongtu.LossTerm(hongtu.LinkLoss(), mask="val")], "a LossTerm of a LinkLoss has a mask"),
     ],

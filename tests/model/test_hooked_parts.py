@@ -148,3 +148,18 @@ def test_hooks_of_norms_are_refused(norm):
     with_part(*NORMS[norm])(model)
     with pytest.raises(InputError, match=r"it has hooks, .*; remove them, or hook a torch.nn.Identity\(\) before or"):
         hongtu.Trainer(problems.prepare(problem, 2, 3), hongtu.from_pyg(model.float()))
+
+
+@pytest.mark.parametrize("register, hook", [
+    ("register_forward_pre_hook", lambda module, given: (given[0] * 3, *given[1:])),
+    ("register_forward_hook", lambda module, given, out: out * given[0][:, :1]),
+    ("register_forward_hook", lambda module, given, out: out * len(given)),
+], ids=["changes rows", "takes rows", "counts"])  # fmt: skip
+def test_hooks_of_a_model_get_its_arguments_in_order(register, hook):
+    """As where somebody calls it, ``model(x, edge_index)``."""
+
+    def hooked(model):
+        model.part = torch.nn.Identity()
+        getattr(model, register)(hook)
+
+    trains_as_in_torch(through, hooked, by_name=False)

@@ -10,6 +10,8 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import hongtu
+from hongtu import nn as hnn
+from hongtu.errors import InputError
 from tests import graphs, problems, training
 
 
@@ -102,3 +104,46 @@ def test_every_device_has_a_copy_of_what_keeps_results():
         for device in ("cpu", "simulated")
     )
     assert [alone.train_epoch().loss for _ in range(2)] == [beside.train_epoch().loss for _ in range(2)]
+
+
+class Chooses(Own):
+    """Takes some edges, by the numbers of their ends."""
+
+    def __init__(self, choose, *, pairs=False):
+        super().__init__(8, 8)
+        self.choose, self.pairs = choose, pairs
+
+    def forward(self, x, edge_index):
+        edges = edge_index[:, self.choose(*edge_index)]
+        return self.lin(self.propagate(edges, x=x)) if self.pairs else self.propagate(edges, x=self.lin(x))
+
+
+class Keeps(Own):
+    """Has a number of its first call."""
+
+    def __init__(self, count, *, pairs=False):
+        super().__init__(8, 8)
+        self.count, self.kept, self.pairs = count, None, pairs
+
+    def forward(self, x, edge_index):
+        self.kept = self.count(edge_index) if self.kept is None else self.kept
+        return (
+            self.lin(self.propagate(edge_index, x=x)) if self.pairs else self.propagate(edge_index, x=self.lin(x))
+        ) / self.kept
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("make", [
+    lambda pairs: Chooses(lambda source, destination: source < destination, pairs=pairs),
+    lambda pairs: Chooses(lambda source, destination: source >= destination, pairs=pairs),
+    lambda pairs: Chooses(lambda source, destination: (source + destination) % 2 == 0, pairs=pairs),
+    lambda pairs: Keeps(lambda edges: edges.shape[1], pairs=pairs),
+    lambda pairs: Keeps(lambda edges: edges.max() + 1, pairs=pairs),
+    lambda pairs: Keeps(lambda edges: edges[0].float().std(), pairs=pairs),
+], ids=["below", "above", "even", "edges", "vertices", "spread"])  # fmt: skip
+def test_convolutions_of_numbers_that_a_chunk_has_not_are_refused(make, pairs):
+    problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64), width=8)
+    with pytest.raises(InputError, match="depends on more than its in-edges and their sources"):
+        hongtu.Trainer(problems.prepare(problem, 2, 3), [hnn.PyGLayer(make(pairs)), hnn.GCNConv(8, problem.classes)])
+    kept = Chooses(lambda source, destination: source != destination, pairs=pairs)
+    hongtu.Trainer(problems.prepare(problem, 2, 3), [hnn.PyGLayer(kept), hnn.GCNConv(8, problem.classes)])

@@ -80,7 +80,9 @@ class Between(Written):
 
 
 def test_an_argument_between_rows_and_edges_is_no_edges():
-    with pytest.raises(InputError, match="asks for 'pos', expected rows, edges and some of"):
+    with pytest.raises(
+        InputError, match=r"asks for .pos., expected rows, edges and some of .*; put what else vertices have into x"
+    ):
         hongtu.from_pyg(Between(either(lambda x, e: True)))
 
 

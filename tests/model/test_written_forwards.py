@@ -150,7 +150,7 @@ def test_however_a_forward_is_written(write):
     trains_as_in_torch(write, of_data=write is of_a_data)
 
 
-def trains_as_in_torch(write, prepare=lambda model: None, *, of_data=False, kind=Written):
+def trains_as_in_torch(write, prepare=lambda model: None, *, of_data=False, kind=Written, by_name=True):
     """Losses and predictions of two epochs are those of the same module on the whole graph."""
     problem = problems.problem_of(graphs.Graph("plain", problems.awkward_graph().edges, None, 64))
     model = (WrittenOfData if of_data else kind)(write, problem.width, problem.classes).double()
@@ -162,16 +162,18 @@ def trains_as_in_torch(write, prepare=lambda model: None, *, of_data=False, kind
     data = Data(x=torch.from_numpy(problem.features).double(), edge_index=problem.edge_index)
     mask, labels = torch.from_numpy(problem.masks["train"]), torch.from_numpy(problem.labels)
     given = {"data": data} if of_data else {"x": data.x, "edge_index": data.edge_index}
+    in_order = () if by_name else tuple(given.values())
+    given = given if by_name else {}
     optimizer = training.sgd(model.parameters())
     model.train()
     for loss in found:
         optimizer.zero_grad()
-        expected = torch.nn.functional.cross_entropy(model(**given)[mask], labels[mask])
+        expected = torch.nn.functional.cross_entropy(model(*in_order, **given)[mask], labels[mask])
         expected.backward()
         optimizer.step()
         assert loss == pytest.approx(expected.item(), rel=1e-10)
     with torch.no_grad():
-        torch.testing.assert_close(trainer.predict(), model.eval()(**given), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(trainer.predict(), model.eval()(*in_order, **given), rtol=1e-9, atol=1e-9)
 
 
 WRITTEN = {  # and what is said of it

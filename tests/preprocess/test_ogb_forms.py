@@ -15,6 +15,7 @@ import hongtu
 from experiments.papers_form import write_papers
 from hongtu.cli.main import main
 from hongtu.config import PreprocessConfig
+from hongtu.errors import InputError
 from hongtu.preprocess import pipeline
 from hongtu.preprocess.read.formats import zipped
 from hongtu.preprocess.read.open import read_input
@@ -319,3 +320,27 @@ def test_damaged_papers(broken, tmp_path, capsys):
     said = capsys.readouterr().err
     expected = {"words": "node_label.npy: <U1, expected numbers of classes", "no features": "node_feat.npy: missing"}
     assert expected.get(broken, "node_feat.npy has 20 rows") in said
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("edge_columns", [0, 3])
+def test_what_the_loader_gives(labelled, edge_columns, tmp_path):
+    """``NodePropPredDataset(name)[0]`` and its ``get_idx_split()``: as a ``Data`` of the same arrays."""
+    rng = np.random.default_rng(0)
+    edges, rows, classes = (
+        rng.integers(0, 12, (2, 40)),
+        rng.normal(size=(12, 4)).astype("f4"),
+        np.arange(12)[:, None] % 3,
+    )
+    attributes = rng.normal(size=(40, edge_columns)).astype("f4") if edge_columns else None
+    graph = {"edge_index": edges, "edge_feat": attributes, "node_feat": rows, "num_nodes": 12, "node_year": classes}
+    data = {"edge_index": edges, "edge_attr": attributes, "x": rows, "y": classes if labelled else None}
+    split = {"train": np.arange(6), "valid": np.arange(6, 9), "test": np.arange(9, 12)}
+    more = {"masks": split, "partitions": 2, "chunks": 2} | ({} if labelled else {"labels": classes[:, 0]})
+    made = [
+        hongtu.preprocess_graph(data=given, artifact=tmp_path / name, **more)
+        for name, given in (("a", (graph, classes) if labelled else graph), ("b", data))
+    ]
+    assert contents(made[0].path) == contents(made[1].path) and made[0].edge_feature_width == edge_columns
+    with pytest.raises(InputError, match="node_feat: missing"):
+        hongtu.preprocess_graph(data=(graph | {"node_feat": None}, classes), artifact=tmp_path / "c")

@@ -142,9 +142,10 @@ def test_columns_that_pandas_numbers(width, capsys, tmp_path):
     assert "if they are an edge, pass --columns source,destination" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("names", ["", "source target\n", "# tags\n\nsrc dst\n", '"from" "to"\n'])
 @pytest.mark.parametrize("sign", "#%")
-def test_ids_that_all_start_as_comments(sign, tmp_path):
-    content = f"{sign}a {sign}b\n{sign}b {sign}c\n{sign}c {sign}a\n"
+def test_ids_that_all_start_as_comments(sign, names, tmp_path):
+    content = f"{names}{sign}a {sign}b\n{sign}b {sign}c\n{sign}c {sign}a\n"
     with pytest.raises(InputError, match="all its lines start with # or % and are taken for comments; pass --relabel"):
         read(tmp_path, "e.txt", content)
     edges = [(f"{sign}a", f"{sign}b"), (f"{sign}b", f"{sign}c"), (f"{sign}c", f"{sign}a")]

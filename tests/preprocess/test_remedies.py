@@ -14,6 +14,7 @@ import scipy.sparse
 
 import hongtu
 from hongtu.cli.main import main
+from hongtu.errors import InputError
 
 networkx = pytest.importorskip("networkx")
 pandas = pytest.importorskip("ogb.io.read_graph_raw").pd  # which brings it
@@ -102,3 +103,16 @@ def test_the_remedy_for_matrices_of_other_forms(matrix, tmp_path, capsys):
     assert main(command) == 0
     entries = np.count_nonzero(matrix.toarray() if hasattr(matrix, "toarray") else matrix)
     assert hongtu.open_artifact(tmp_path / "out").topology.num_edges == entries * (1 + ("bmat" in line))
+
+
+@pytest.mark.parametrize("names", [["source", "target"], ["from", "to", "amount"], [0, 1]])
+def test_a_table_of_edges(names, tmp_path):
+    """It is not taken for a matrix, and what is advised is read."""
+    data = pandas.DataFrame({name: [0, 1, 2] for name in names})
+    with pytest.raises(
+        InputError, match=r"of a list of edges pass .*edges=data\[\[.*\]\].to_numpy\(\).T, num_v"
+    ) as found:
+        hongtu.preprocess_graph(data=data, artifact=tmp_path / "a")
+    advised = re.search(r"edges=(\S+ \S+), num_vertices=N", str(found.value))[1]
+    made = hongtu.preprocess_graph(eval(advised), 3, tmp_path / "b", features="degree")
+    assert (made.num_vertices, made.num_edges) == (3, 3)

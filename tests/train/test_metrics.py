@@ -9,6 +9,7 @@ from torch import nn
 
 import hongtu
 from hongtu import nn as hnn
+from hongtu.errors import InputError
 from hongtu.ranks.together import Alone
 from hongtu.train import evaluators
 from hongtu.train.evaluators import Evaluation, accuracy, auc, f1, macro_f1, scores
@@ -151,3 +152,55 @@ def test_a_large_output_is_read_where_splits_have_vertices(columns, splits, monk
     out[outside] = torch.nan
     assert scores(out, labels, masks, "multiclass") == expected
     assert not splits or (sum(read) == int((~outside).sum()) and max(read) * columns <= 64)
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+@pytest.mark.parametrize("metric", [
+    nn.BCEWithLogitsLoss(), nn.functional.binary_cross_entropy_with_logits, nn.MSELoss(reduction="sum"), nn.HuberLoss(),
+])  # fmt: skip
+def test_losses_of_torch_get_targets_in_their_own_kind_of_numbers(metric, task):
+    """Also where all are 0 or 1, which metrics of multi-label tasks take as integers."""
+    out, target = torch.from_numpy(RNG.normal(size=(20, 3))), torch.from_numpy(RNG.integers(0, 2, (20, 3))).double()
+    found = Evaluation(metric, task)(out, target, {"val": torch.ones(20, dtype=torch.bool)}, Alone())
+    assert found == {"val": pytest.approx(float(metric(out, target)))}
+
+
+def dice(out, target):  # as those of torchmetrics do
+    if out.shape != target.shape or target.is_floating_point():
+        raise ValueError("Predictions and targets are expected to have the same shape, and targets to be integers")
+    return 2 * ((out > 0) & (target > 0)).sum() / ((out > 0).sum() + target.sum())
+
+
+@pytest.mark.parametrize("metric, columns, remedy", [
+    (dice, 1, r"float64 \(20, 1\) and targets int64 \(20,\); .* lambda out, target: metric\(out\[:, 0\], target\)"),
+    (lambda out, target: out[:, 3].mean(), 2, r"float64 \(20, 2\) and targets int64 \(20,\); .* in a function"),
+    (lambda out, target: out + target.view(3, 7), 2, r"metric: shape .* called with outputs"),
+    (lambda out, target: target.score(), 2, r"no attribute 'score'; it is called with outputs"),
+])  # fmt: skip
+def test_metrics_that_fail(metric, columns, remedy):
+    """What they are called with is said, and bringing it to their form mends that."""
+    given = torch.from_numpy(RNG.normal(size=(20, columns))), torch.from_numpy(RNG.integers(0, 2, 20))
+    masks = {"val": torch.ones(20, dtype=torch.bool)}
+    with pytest.raises(InputError, match=remedy):
+        Evaluation(metric, "multiclass")(*given, masks, Alone())
+    if columns == 1:
+        mended = Evaluation(lambda out, target: metric(out[:, 0], target), "multiclass")(*given, masks, Alone())
+        assert mended["val"] == pytest.approx(f1_of((given[0][:, 0] > 0).numpy(), given[1].numpy() > 0))
+
+
+class Both(dict):
+    """As a MetricCollection: it gives what each of its metrics gives."""
+
+    def __call__(self, out, target):
+        return {name: metric(out, target) for name, metric in self.items()}
+
+
+@pytest.mark.parametrize("metrics", [{"a": f1, "b": auc}, {"only": accuracy}, {"dice": dice, "f1": macro_f1}])
+def test_metrics_that_give_several(metrics):
+    given = torch.from_numpy(RNG.normal(size=(20, 3))), torch.from_numpy(RNG.integers(0, 2, (20, 3)))
+    masks = {"val": torch.ones(20, dtype=torch.bool)}
+    both = Both(metrics)
+    with pytest.raises(InputError, match=r"expected one number \(several are .* dict\(metric\) of a MetricCollection"):
+        Evaluation(lambda out, target: both(out, target), "multilabel")(*given, masks, Alone())
+    found = Evaluation(dict(both), "multilabel")(*given, masks, Alone())
+    assert [*found.values()] == [pytest.approx(float(metric(*given))) for metric in metrics.values()]

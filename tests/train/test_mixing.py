@@ -348,14 +348,21 @@ COUNTED = {
         lambda kinds, table: functional.embedding_bag(kinds[:, None], table.weight, mode="sum", scale_grad_by_freq=True)
     ),
     "mean": lambda: Of(lambda h, of: Mean.apply(h, of.weight), nn.Linear(F, F)),
+    "hook": lambda: of_unit_gradient(nn.Identity()),
+    "hook of a layer": lambda: of_unit_gradient(nn.Linear(F, F)),
 }
+
+
+def of_unit_gradient(module):
+    module.register_full_backward_hook(lambda module, given, out: (given[0] / given[0].norm(),))
+    return module
 
 
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("drops", [0.0, 0.5])
 def test_gradients_of_parameters_that_count_rows_are_refused(name, drops):
     layers = [hnn.GCNConv(F, F), COUNTED[name](), nn.Dropout(drops), hnn.GCNConv(F, CLASSES)]
-    with pytest.raises(InputError, match="weight is no sum over rows, as of an Embedding that counts"):
+    with pytest.raises(InputError, match=r"weight is no sum over rows, as of an Embedding that counts .* hook's"):
         look(layers)
     plain = looked_up(lambda kinds, table: table(kinds))
     look([hnn.GCNConv(F, F), plain, hnn.BatchNorm(F), hnn.GCNConv(F, CLASSES)])

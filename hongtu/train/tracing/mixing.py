@@ -213,7 +213,7 @@ def _check(network: Network, part: _Part, functions: list[Function]) -> None:
         raise InputError(
             f"{network.current} or a module before it mixes the rows of its input: the gradient of its "
             f"{next(names, 'parameter')} is no sum over rows, as of an Embedding that counts those of a chunk "
-            "(scale_grad_by_freq=True); make it without"
+            "(scale_grad_by_freq=True), or of a backward, such as a hook's, that puts rows together; make it without"
         )
     first, again, second = (
         _watched(network, part.run, given) for given in (mixture.first, mixture.first, mixture.second)

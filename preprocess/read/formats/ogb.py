@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,17 @@ from hongtu.preprocess.read.source import EdgeBlock, array_blocks, of_text
 STORED_ONCE = ("ogbn_products", "ogbn_proteins")  # OGB adds the reverse of every edge when it loads these
 COUNTS = ("num_nodes_list", "num_edges_list")
 SPLITS = {"train": "train", "val": "valid", "test": "test"}
+
+
+def from_loader(data: Any) -> Any:
+    """The fields, by torch_geometric's names, of what ogb's ``NodePropPredDataset`` gives: a dictionary, or that and
+    labels; anything else as it is."""
+    graph, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if not isinstance(graph, Mapping) or not {"edge_index", "node_feat"} <= {*graph}:
+        return data
+    own = {"x": "node_feat", "edge_attr": "edge_feat", "edge_type": "edge_reltype", "num_nodes": "num_nodes"}
+    fields = {name: graph.get(key) for name, key in own.items()}
+    return SimpleNamespace(edge_index=graph["edge_index"], y=labels, **fields, own_names=own)
 
 
 def is_ogb(path: Path) -> bool:

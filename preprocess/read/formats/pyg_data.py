@@ -204,6 +204,9 @@ def _fields(data: Any) -> str:
     if hasattr(data, "shape") or not (hasattr(data, "keys") or hasattr(data, "__dict__")):
         if getattr(data, "ndim", 0) != 2:
             return f"a {type(data).__name__}"
+        if len(names := list(getattr(data, "columns", ()))) > 1:
+            ends = f"edges=data[{names[:2]!r}].to_numpy().T, num_vertices=N"
+            return f"a {type(data).__name__}; of a list of edges pass the columns of ends, as {ends}; {DENSE}"
         return f"a {type(data).__name__}; " + ("pass it as edges, with num_vertices" if len(data) == 2 else DENSE)
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
     return ", ".join(map(str, keys))[:200] or "nothing"

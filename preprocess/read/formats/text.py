@@ -57,7 +57,7 @@ def open_text(path: Path, names: tuple[str, ...] | None) -> RawGraph:
 
 def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str] | None = None) -> Iterator[EdgeBlock]:
     """The edges of a file, some megabytes of lines a block; ``notes`` gets what a person should know of them."""
-    wanted, typed, comments = np.array(columns[:3]), columns.typed, 0
+    wanted, typed, comments, read = np.array(columns[:3]), columns.typed, 0, 0
     first_edge: tuple[str, int, float] | None = None
     others, most = -1, -1  # of the edges after it: how many, the largest vertex
     for data, first in text_lines.read_lines(path, columns.passed):
@@ -71,7 +71,7 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
             raise (NotIntegers if names else InputError)(
                 f"{path}: line {first + bad}: {_explained(kind, found, columns, line, names=names)}"
             )
-        comments += passed
+        comments, read = comments + passed, read + len(lines)
 
         def where(k: int, lines: np.ndarray = lines, first: int = first) -> str:
             return f"{path}: line {first + lines[k]}"
@@ -91,7 +91,7 @@ def edge_blocks(path: Path, columns: Columns, *, as_text: bool, notes: list[str]
         relation = _names(text, third[0], third[1], where) if typed else None
         spelled = None if as_text else partial(_spelled, text, spans[:2], where)
         yield EdgeBlock(source, destination, weight, where, relation, spelled)
-    if comments and first_edge is None and not (as_text or columns.header) and starts_as_comments(path):
+    if comments and not (read or as_text) and starts_as_comments(path):
         raise NotIntegers(
             f"{path}: all its lines start with # or % and are taken for comments; pass --relabel where ids start so"
         )

@@ -271,8 +271,9 @@ def is_counted(words: list[str]) -> bool:
 
 
 def starts_as_comments(path: Path) -> bool:
-    """Whether there is an edge among the first comments, for ids that are text."""
-    return _hidden_edge(_look(path, as_text=True)) > 0
+    """Whether there is an edge among the first comments, or those after names of columns, for ids that are text."""
+    head = _look(path, as_text=True)
+    return _hidden_edge(head) > 0 or any(len(row) == len(head.rows[0]) > 1 for row in head.rows[1:])
 
 
 def _hidden_edge(head: Head) -> int:
