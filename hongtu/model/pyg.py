@@ -52,6 +52,11 @@ def from_pyg(model: Any, *, without: Collection[str] = ()) -> list[Entry]:
             f"from_pyg: got {name} of {type(model).__module__}, expected a MessagePassing, as most convolutions of "
             "torch_geometric.nn are, or a module with some inside, such as GCN, GraphSAGE, GIN, GAT or Sequential"
         )
+    if name in ("LabelPropagation", "CorrectAndSmooth") and is_pyg(model):
+        raise InputError(
+            f"from_pyg: {name} has nothing to learn; call hongtu.{name}, which has the same arguments, with a "
+            "hongtu.Propagation of the artifact in place of edges"
+        )
     if any(type(part).__name__ == "DirGNNConv" for part in model.modules()):
         raise InputError(
             f"from_pyg: {name} has a DirGNNConv, which adds up out-edges, too, and layers in-edges alone; preprocess "

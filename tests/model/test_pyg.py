@@ -915,6 +915,7 @@ REFUSED = {
     "a chain that writes": (lambda: InPlace(4, 3, calls_a_chain_that_changes_it), r"in place \(Sequential\) that it"),
     "evaluation": (lambda: Modes("halves"), r"Modes.forward does something else in evaluation \(self.training, h"),
     "other dropout": (lambda: Modes("alpha"), r"Modes.forward does something else in evaluation \(self.training, h"),
+    "labels": (lambda: pyg.LabelPropagation(2, 0.5), r"nothing to learn; call hongtu\.LabelPropagation"),
     "edges both ways": (lambda: Changes("directed"), "DirGNNConv, which adds up out-edges, .*RGCNConv"),
     "a wrapped convolution": (lambda: LeavesEdgesOut(hongtu.nn.PyGLayer(pyg.SAGEConv(4, 4))), "stands in a list"),
     "dropout that never ends": (lambda: Modes("always"), r"drops in evaluation, too; pass training=self.training"),
