@@ -238,8 +238,11 @@ class Evaluation:
         outputs, targets = (f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in (out, target))
         first = "as lambda out, target: metric(out[:, 0], target)" if out.shape[1:] == (1,) else "in a function"
         remedy = f"it is called with outputs {outputs} and targets {targets}; bring them to its form first, {first}"
-        with refused_as(title, remedy):
+        try:
             value = evaluator(out, target)
+        except (TypeError, ValueError, RuntimeError) as error:  # others are its own, whatever it is given
+            with refused_as(title, remedy):
+                raise error
         if callable(reset):
             reset()
         try:
