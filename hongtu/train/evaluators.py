@@ -240,7 +240,9 @@ class Evaluation:
         remedy = f"it is called with outputs {outputs} and targets {targets}; bring them to its form first, {first}"
         try:
             value = evaluator(out, target)
-        except (TypeError, ValueError, RuntimeError) as error:  # others are its own, whatever it is given
+        except ArithmeticError:  # its own, whatever it is given
+            raise
+        except Exception as error:
             with refused_as(title, remedy):
                 raise error
         if callable(reset):
