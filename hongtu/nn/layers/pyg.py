@@ -192,27 +192,27 @@ class PyGLayer(Layer):
             numbers = 1.5 + torch.cos(torch.arange(48 * given.shape[1:].numel()))
             numbers = numbers.reshape(48, *given.shape[1:])
             options[key] = numbers.to(dtype) if given.is_floating_point() else (0 * numbers).to(given.dtype)
-        own = (destination > 9) & (destination < 13)
-        ends = torch.stack([source, destination])[:, own]
-        others = {*ends[0].tolist()} - {10, 11, 12}
-        rows = [10, 11, 12, *sorted(others, reverse=True)]  # destinations first, as in a chunk
-        near = torch.stack([(ends[k].unsqueeze(1) == torch.tensor(rows)).int().argmax(dim=1) for k in range(2)])
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             whole, again = (conv(x, torch.stack([source, destination]), **options) for _ in range(2))
-            conv = copied(self.conv).eval().cpu()  # which has kept nothing of the other graph
-            part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})
-        if self.updates_edges:  # those of own edges follow from own rows, or a trial run finds out
-            whole, again, part = whole[0], again[0], part[0]
-        if not torch.equal(whole, again):
-            raise InputError(
-                f"PyGLayer({name}): gives other numbers when it is called again; keep nothing between calls, and draw "
-                "no numbers in evaluation"
-            )
-        if not torch.allclose(whole[10:13], part[:3], rtol=1e-4, atol=1e-5):
-            raise InputError(
-                f"PyGLayer({name}): what it gives for a vertex depends on more than its in-edges and their sources, "
-                f"all that a chunk has; {_remedy(name)}"
-            )
+            whole, again = (found[0] if self.updates_edges else found for found in (whole, again))
+            if not torch.equal(whole, again):
+                raise InputError(
+                    f"PyGLayer({name}): gives other numbers when it is called again; keep nothing between calls, and "
+                    "draw no numbers in evaluation"
+                )
+            for first in (0, 10):
+                own = (destination >= first) & (destination < first + 3)
+                ends, mine = torch.stack([source, destination])[:, own], [*range(first, first + 3)]
+                rows = [*mine, *sorted({*ends[0].tolist()}.difference(mine), reverse=True)]  # as in a chunk
+                near = torch.stack([(ends[k].unsqueeze(1) == torch.tensor(rows)).int().argmax(dim=1) for k in range(2)])
+                conv = copied(self.conv).eval().cpu()  # which has kept nothing of other edges
+                part = conv(x[rows], near, **{key: value[own] for key, value in options.items()})
+                part = part[0] if self.updates_edges else part  # a trial run finds out whether edges follow from own
+                if not torch.allclose(whole[mine], part[:3], rtol=1e-4, atol=1e-5):
+                    raise InputError(
+                        f"PyGLayer({name}): what it gives for a vertex depends on more than its in-edges and their "
+                        f"sources, all that a chunk has; {_remedy(name)}"
+                    )
         self._is_local = True
 
 
