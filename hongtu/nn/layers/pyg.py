@@ -150,7 +150,8 @@ class PyGLayer(Layer):
             of_pairs = type(error) is ValueError  # as SimpleConv(combine_root="self_loop") says
             if of_pairs or (self._of_ones_own and not isinstance(error, RuntimeError | IndexError)):
                 try:
-                    self._check_local(h.shape[1:], {key: x for key, x in options.items() if key != "size"})
+                    if not self._is_local:
+                        self._check_local(h.shape[1:], {key: x for key, x in options.items() if key != "size"})
                 except (AttributeError, TypeError, RuntimeError, IndexError) as again:
                     failed = again
                 else:
